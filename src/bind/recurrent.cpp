@@ -18,10 +18,14 @@ public:
     explicit Cells(nb::handle list) : list_(nb::cast<nb::sequence>(list)), size_(nb::len(list_)) {}
 
     size_t size() const { return size_; }
-    nb::handle at(size_t i, size_t k) const {
-        const nb::tuple cell = nb::cast<nb::tuple>(list_[i]);
-        return k < nb::len(cell) ? nb::handle(cell[k]) : nb::handle(Py_None);  // the list keeps the tuple
-    }
+    // One cell, whose tuple the list keeps.
+    struct Fields {
+        PyObject* tuple;
+        nb::handle operator[](size_t k) const {
+            return Py_ssize_t(k) < PyTuple_GET_SIZE(tuple) ? PyTuple_GET_ITEM(tuple, Py_ssize_t(k)) : Py_None;
+        }
+    };
+    Fields operator[](size_t i) const { return {nb::cast<nb::tuple>(list_[i]).ptr()}; }
 
 private:
     nb::sequence list_;

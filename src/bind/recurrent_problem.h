@@ -72,7 +72,7 @@ inline const std::vector<CellField>& fields_of(CellKind kind) {
     return kind == CellKind::lstm ? lstm : kind == CellKind::rnn ? rnn : gru;
 }
 
-// The inputs of forward. `cells` has size(), and at(i, k), the k-th field of cell i or what is_absent.
+// The inputs of forward. `cells` has size(), and [i][k], the k-th field of cell i or what is_absent.
 template <class Array, class Cells>
 struct RecurrentInputs {
     Array x, indices;
@@ -284,16 +284,19 @@ private:
     // The arrays that act inside the recurrence.
     template <class Array, class Cells>
     void set_factors(Arrays& arrays, const RecurrentInputs<Array, Cells>& in, RecurrentShape& shape) const {
+        const bool masked = shape.mask_kind != MaskKind::none;
+        if (is_absent(in.reset) && is_absent(in.mask) && is_absent(in.zoneout) && is_absent(in.cell_zoneout) &&
+            !masked && !shape.has_zoneout) {
+            return;
+        }
         const View& reset = arrays.add(in.reset, "reset", Element::u8);
         reset.check_contiguous({shape.steps, shape.samples});
         if (reset.present() && shape.directions == 2) throw nb::value_error("reset in two directions");
         shape.reset = static_cast<const uint8_t*>(reset.data());
         const View& mask = arrays.add(in.mask, "mask", element_);
-        if (is_absent(in.mask) != (shape.mask_kind == MaskKind::none)) {
-            throw nb::value_error("a mask, or none, is expected");
-        }
-        const std::array<int64_t, 5> masked = {cells(), copies(), shape.steps, shape.samples, shape.outputs()};
-        const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, masked);
+        if (is_absent(in.mask) == masked) { throw nb::value_error("a mask, or none, is expected"); }
+        const std::array<int64_t, 5> extents = {cells(), copies(), shape.steps, shape.samples, shape.outputs()};
+        const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, extents);
         if (mask.present()) shape.mask = {mask.data(), of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
         const View& zoneout = arrays.add(in.zoneout, "zoneout", element_);
         if (is_absent(in.zoneout) == shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
@@ -443,8 +446,9 @@ private:
         for (size_t i = 0; i < given.size(); ++i) {
             const int64_t inputs = int64_t(i) < shape_.directions ? shape_.inputs : width();
             CellArrays a;
+            const auto& cell = given[i];
             for (size_t k = 0; k < fields.size(); ++k) {
-                a.*fields[k].array = parameter(arrays, given.at(i, k), fields[k], inputs, access);
+                if (!is_absent(cell[k])) a.*fields[k].array = parameter(arrays, cell[k], fields[k], inputs, access);
             }
             if (access == Access::read) {
                 for (int k = 0; k < gate_count(shape_.rule.kind); ++k) {

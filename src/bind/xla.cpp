@@ -239,7 +239,7 @@ public:
         }
     }
     size_t size() const { return cells_.size(); }
-    const RawArray* at(size_t i, size_t k) const { return cells_[i][k]; }
+    const std::vector<const RawArray*>& operator[](size_t i) const { return cells_[i]; }
 
 private:
     std::vector<std::vector<const RawArray*>> cells_;

@@ -110,20 +110,17 @@ class CellType(NamedTuple):
     weights: WeightsType
     activations: ActivationsType
     norms: tuple[str, ...]  # the places of layer normalization, in the order of the engine's codes from 1 on
+    has_cells: bool  # a cell state beside the hidden state
+    first_norm: int  # the index of the first parameter of layer normalization; they are the last
 
     @property
     def fields(self) -> tuple[str, ...]:
         return self.weights._fields
 
-    @property
-    def has_cells(self) -> bool:
-        """Whether there is a cell state beside the hidden state."""
-        return self.name == "lstm"
 
-
-LSTM: Final = CellType("lstm", "an LSTM", "ifgo", LstmWeights, LstmActivations, ("haste", "cell"))
-GRU: Final = CellType("gru", "a GRU", "rzn", GruWeights, GruActivations, ("haste",))
-RNN: Final = CellType("rnn", "an RNN", "h", RnnWeights, RnnActivations, ("haste",))
+LSTM: Final = CellType("lstm", "an LSTM", "ifgo", LstmWeights, LstmActivations, ("haste", "cell"), True, 5)
+GRU: Final = CellType("gru", "a GRU", "rzn", GruWeights, GruActivations, ("haste",), False, 4)
+RNN: Final = CellType("rnn", "an RNN", "h", RnnWeights, RnnActivations, ("haste",), False, 3)
 CELL_TYPES: Final = {cell.name: cell for cell in (LSTM, GRU, RNN)}
 
 
