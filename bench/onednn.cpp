@@ -1,12 +1,14 @@
-// Convolutions and pooling by oneDNN 3 (a build with OpenMP), behind functions that Python can call (onednn.py).
+// Convolutions, pooling, GRUs and RNNs by oneDNN 3 (a build with OpenMP), behind functions that Python can call
+// (onednn.py).
 //
-// Arrays are dense, [N, C, H, W]. Layouts:
+// Images are dense, [N, C, H, W]; of a recurrent layer, only the weights have layouts. Layouts:
 //   plain      the primitives work on them as they are
 //   reordered  the primitives work in layouts of their choice; conversions are part of forward and backward
 //   blocked    the same, but data are converted before and after, outside of what is timed
 #include <omp.h>
 
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
@@ -39,6 +41,7 @@ public:
     explicit Layer(Layout layout) : engine_(dnnl::engine::kind::cpu, 0), stream_(engine_), layout_(layout) {}
 
     const dnnl::engine& engine() const { return engine_; }
+    const memory& array(const std::string& name) const { return arrays_.at(name); }
     float* data(const std::string& name) { return static_cast<float*>(arrays_.at(name).get_data_handle()); }
     void forward() { run(forward_); }
     void backward() { run(backward_); }
@@ -184,6 +187,138 @@ std::unique_ptr<Layer> pooling(Layout layout, bool largest, int64_t samples, int
     return layer;
 }
 
+// A GRU that resets after the product (linear before reset), or an RNN with tanh. Parameters of each primitive are
+// [L, D, I, G, H] and, of the bias, [L, D, gates of the bias, H]. Layers are one primitive if their shapes allow.
+std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
+                                 int64_t layers, int64_t directions) {
+    auto layer = std::make_unique<Layer>(layout);
+    const auto direction =
+        directions == 2 ? dnnl::rnn_direction::bidirectional_concat : dnnl::rnn_direction::unidirectional_left2right;
+    const bool whole = layers == 1 || (inputs == units && directions == 1);
+    const int64_t primitives = whole ? 1 : layers, depth = whole ? layers : 1;
+    const int64_t gates = gru ? 3 : 1, biases = gru ? 4 : 1;
+    const auto training = dnnl::prop_kind::forward_training;
+    for (const char* name : {"x", "dx"}) layer->add(name, {steps, samples, inputs}, Tag::tnc);
+    const memory::dims y_dims = {steps, samples, directions * units}, state_dims = {depth, directions, samples, units};
+    struct Part {
+        dnnl::rnn_primitive_desc_base forward;
+        memory x, y, dx, dy, h0, b, workspace;
+        memory::desc wx, wh;
+    };
+    std::vector<Part> parts;
+    Steps &first = layer->forward_, &second = layer->backward_;
+    const memory::desc none;
+    for (int64_t number = 0; number < primitives; ++number) {
+        const std::string n = std::to_string(number);
+        const bool last = number == primitives - 1;
+        const int64_t width = number == 0 ? inputs : directions * units;
+        const memory::dims wx_dims = {depth, directions, width, gates, units};
+        const memory::dims wh_dims = {depth, directions, units, gates, units};
+        for (const char* of : {"", "d"}) {
+            layer->add(of + ("wx" + n), wx_dims, Tag::ldigo);
+            layer->add(of + ("wh" + n), wh_dims, Tag::ldigo);
+            layer->add(of + ("b" + n), {depth, directions, biases, units}, Tag::ldgo);
+            layer->add(of + (last ? "y" : "y" + n), y_dims, Tag::tnc);
+        }
+        Part part;
+        part.x = number == 0 ? layer->array("x") : parts.back().y;
+        part.dx = number == 0 ? layer->array("dx") : parts.back().dy;
+        part.y = layer->array(last ? "y" : "y" + n);
+        part.dy = layer->array(last ? "dy" : "dy" + n);
+        part.b = layer->array("b" + n);
+        // Without an initial state the gradient of wh would be the sum over dz_t h_t instead of dz_t h_(t-1).
+        part.h0 = layer->add("h0" + n, state_dims, Tag::ldnc);
+        std::memset(part.h0.get_data_handle(), 0, part.h0.get_desc().get_size());
+        part.wx = memory::desc(wx_dims, memory::data_type::f32, Tag::any);
+        part.wh = memory::desc(wh_dims, memory::data_type::f32, Tag::any);
+        const memory::desc x = part.x.get_desc(), y = part.y.get_desc(), h0 = part.h0.get_desc();
+        const memory::desc b = part.b.get_desc();
+        dnnl::primitive primitive;
+        if (gru) {
+            const dnnl::lbr_gru_forward::primitive_desc made(layer->engine(), training, direction, x, h0, part.wx,
+                                                             part.wh, b, y, none);
+            part.forward = made;
+            primitive = dnnl::lbr_gru_forward(made);
+        } else {
+            const dnnl::vanilla_rnn_forward::primitive_desc made(layer->engine(), training,
+                                                                 dnnl::algorithm::eltwise_tanh, direction, x, h0,
+                                                                 part.wx, part.wh, b, y, none);
+            part.forward = made;
+            primitive = dnnl::vanilla_rnn_forward(made);
+        }
+        part.workspace = memory(part.forward.workspace_desc(), layer->engine());
+        first.push_back(
+            {primitive,
+             {{DNNL_ARG_SRC_LAYER, part.x},
+              {DNNL_ARG_SRC_ITER, part.h0},
+              {DNNL_ARG_WEIGHTS_LAYER,
+               layer->input("wx" + n, part.forward.query_md(dnnl::query::weights_md, 0), first)},
+              {DNNL_ARG_WEIGHTS_ITER, layer->input("wh" + n, part.forward.query_md(dnnl::query::weights_md, 1), first)},
+              {DNNL_ARG_BIAS, part.b},
+              {DNNL_ARG_DST_LAYER, part.y},
+              {DNNL_ARG_WORKSPACE, part.workspace}}});
+        parts.push_back(part);
+    }
+    for (int64_t number = primitives - 1; number >= 0; --number) {
+        const Part& part = parts[number];
+        const std::string n = std::to_string(number);
+        const memory::desc x = part.x.get_desc(), y = part.y.get_desc(), h0 = part.h0.get_desc();
+        const memory::desc b = part.b.get_desc();
+        // C's functions, because C++'s have no flags: without this one, gradients are added to what is there.
+        const unsigned flags = dnnl_rnn_flags_diff_weights_overwrite;
+        const auto towards = dnnl::convert_to_c(direction);
+        dnnl_primitive_desc_t raw = nullptr;
+        dnnl::primitive primitive;
+        memory::desc wx, wh, dwx, dwh;
+        const auto take = [&](const auto& made) {
+            wx = made.weights_layer_desc(), wh = made.weights_iter_desc();
+            dwx = made.diff_weights_layer_desc(), dwh = made.diff_weights_iter_desc();
+        };
+        if (gru) {
+            dnnl::error::wrap_c_api(
+                dnnl_lbr_gru_backward_primitive_desc_create(
+                    &raw, layer->engine().get(), dnnl_backward, towards, x.get(), h0.get(), part.wx.get(),
+                    part.wh.get(), b.get(), y.get(), nullptr, x.get(), h0.get(), part.wx.get(), part.wh.get(), b.get(),
+                    y.get(), nullptr, flags, part.forward.get(), nullptr),
+                "lbr_gru backward");
+            const dnnl::lbr_gru_backward::primitive_desc made(raw);
+            primitive = dnnl::lbr_gru_backward(made);
+            take(made);
+        } else {
+            dnnl::error::wrap_c_api(
+                dnnl_vanilla_rnn_backward_primitive_desc_create(
+                    &raw, layer->engine().get(), dnnl_backward, dnnl_eltwise_tanh, towards, x.get(), h0.get(),
+                    part.wx.get(), part.wh.get(), b.get(), y.get(), nullptr, x.get(), h0.get(), part.wx.get(),
+                    part.wh.get(), b.get(), y.get(), nullptr, flags, 0, 0, part.forward.get(), nullptr),
+                "vanilla_rnn backward");
+            const dnnl::vanilla_rnn_backward::primitive_desc made(raw);
+            primitive = dnnl::vanilla_rnn_backward(made);
+            take(made);
+        }
+        const memory from_wx = layer->input("wx" + n, wx, second), from_wh = layer->input("wh" + n, wh, second);
+        const memory dh0(h0, layer->engine());
+        layer->output("dwx" + n, dwx, second, [&](const memory& to_wx) {
+            layer->output("dwh" + n, dwh, second, [&](const memory& to_wh) {
+                second.push_back({primitive,
+                                  {{DNNL_ARG_SRC_LAYER, part.x},
+                                   {DNNL_ARG_SRC_ITER, part.h0},
+                                   {DNNL_ARG_WEIGHTS_LAYER, from_wx},
+                                   {DNNL_ARG_WEIGHTS_ITER, from_wh},
+                                   {DNNL_ARG_BIAS, part.b},
+                                   {DNNL_ARG_DST_LAYER, part.y},
+                                   {DNNL_ARG_WORKSPACE, part.workspace},
+                                   {DNNL_ARG_DIFF_DST_LAYER, part.dy},
+                                   {DNNL_ARG_DIFF_SRC_LAYER, part.dx},
+                                   {DNNL_ARG_DIFF_SRC_ITER, dh0},
+                                   {DNNL_ARG_DIFF_WEIGHTS_LAYER, to_wx},
+                                   {DNNL_ARG_DIFF_WEIGHTS_ITER, to_wh},
+                                   {DNNL_ARG_DIFF_BIAS, layer->array("db" + n)}}});
+            });
+        });
+    }
+    return layer;
+}
+
 Layer* opened(const std::function<std::unique_ptr<Layer>()>& make) {
     try {
         return make().release();
@@ -209,6 +344,11 @@ Layer* open_pooling(int layout, int largest, int64_t samples, int64_t channels, 
                     int64_t stride, int64_t padding) {
     return opened(
         [&] { return pooling(Layout(layout), largest != 0, samples, channels, size, kernel, stride, padding); });
+}
+Layer* open_recurrent(int layout, int gru, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
+                      int64_t layers, int64_t directions) {
+    return opened(
+        [&] { return recurrent(Layout(layout), gru != 0, steps, samples, inputs, units, layers, directions); });
 }
 void close_layer(Layer* layer) { delete layer; }
 float* array_of(Layer* layer, const char* name) { return layer->data(name); }

@@ -1,4 +1,4 @@
-"""Times convolutions and pooling by oneDNN, called from C++, alternating with retrograd: the rows of `bench conv`.
+"""Times oneDNN, called from C++, alternating with retrograd: rows of `bench conv`, and the plain rows of `bench gru`.
 
     python -m venv /tmp/onednn && /tmp/onednn/bin/pip install onednn-cpu-gomp onednn-devel-cpu-gomp
     python bench/onednn.py --root /tmp/onednn
@@ -8,6 +8,7 @@ Builds onednn.cpp with a C++ compiler against the oneDNN 3 in that folder, which
 before anything is timed. Prints a Markdown table of medians in microseconds; ratios are medians over the rounds, and
 above 1 retrograd is faster. oneDNN gets the same arrays [N, C, H, W], and works on them as they are, or converts them
 to layouts of its choice and back, whichever is faster. "Blocked" is oneDNN on data that are in those layouts already.
+Of a GRU or an RNN, only the weights and their gradients are converted.
 """
 
 import argparse
@@ -25,7 +26,9 @@ import numpy as np
 from retrograd.lab.bench.conv import CONV_CASES, ConvCase
 from retrograd.lab.bench.images import Steps
 from retrograd.lab.bench.pool import POOL_CASES
+from retrograd.lab.bench.recurrent import OurRecurrent, make_bench_data, plain_case
 from retrograd.lab.bench.timing import agree, median_ratio, quantiles, take_turns
+from retrograd.lab.cases import GRU_BENCH_CASES, RNN_BENCH_CASES, RecurrentCase
 
 SOURCE = pathlib.Path(__file__).resolve().with_suffix(".cpp")
 PASSES = "forward", "backward", "step"
@@ -43,7 +46,9 @@ def build(root, folder):
     size, layer = ctypes.c_int64, ctypes.c_void_p
     library.open_convolution.argtypes = [ctypes.c_int, *[size] * 6]
     library.open_pooling.argtypes = [ctypes.c_int, ctypes.c_int, *[size] * 6]
-    library.open_convolution.restype = library.open_pooling.restype = layer
+    library.open_recurrent.argtypes = [ctypes.c_int, ctypes.c_int, *[size] * 6]
+    for opens in (library.open_convolution, library.open_pooling, library.open_recurrent):
+        opens.restype = layer
     library.array_of.argtypes, library.array_of.restype = [layer, ctypes.c_char_p], ctypes.POINTER(ctypes.c_float)
     for name in ("close_layer", "load", "forward", "backward", "store"):
         getattr(library, name).argtypes = [layer]
@@ -54,42 +59,118 @@ def build(root, folder):
 class OneDnn(Steps):
     """A layer by oneDNN."""
 
-    def __init__(self, library, case, data, layout, stack):
-        if isinstance(case, ConvCase):
-            layer = library.open_convolution(LAYOUTS.index(layout), *case)
-        else:
-            layer = library.open_pooling(LAYOUTS.index(layout), case.kind == "max", *case[1:])
+    def __init__(self, library, name, layer, stack):
         if not layer:
-            raise RuntimeError(f"{case.name}, {layout}: {library.error_text().decode()}")
+            raise RuntimeError(f"{name}: {library.error_text().decode()}")
         stack.callback(library.close_layer, layer)
-        super().__init__(layout, lambda: library.forward(layer), lambda _: library.backward(layer))
+        super().__init__(name, lambda: library.forward(layer), lambda _: library.backward(layer))
         self._library, self._layer = library, layer
-        self._results = {"y": data.dy.shape}
-        for name, array in data._asdict().items():
-            if name != "dy":
-                self._results[f"d{name}"] = array.shape
-            self._array(name, array.shape)[...] = array
-        library.load(layer)
 
     def _array(self, name, shape):
         pointer = self._library.array_of(self._layer, name.encode())
         return np.ctypeslib.as_array(pointer, shape)
 
-    def results(self):
+    def _load(self, **arrays):
+        for name, array in arrays.items():
+            self._array(name, array.shape)[...] = array
+
+    def _stored(self):
         self.step()
         self._library.store(self._layer)
+
+
+class OneDnnImages(OneDnn):
+    """A convolution or pooling."""
+
+    layouts = LAYOUTS
+
+    def __init__(self, library, case, data, layout, stack):
+        if isinstance(case, ConvCase):
+            layer = library.open_convolution(LAYOUTS.index(layout), *case)
+        else:
+            layer = library.open_pooling(LAYOUTS.index(layout), case.kind == "max", *case[1:])
+        super().__init__(library, f"{case.name}, {layout}", layer, stack)
+        inputs = {name: array for name, array in data._asdict().items() if name != "dy"}
+        self._results = {"y": data.dy.shape, **{f"d{name}": array.shape for name, array in inputs.items()}}
+        self._load(**inputs, dy=data.dy)
+        library.load(layer)
+
+    def results(self):
+        self._stored()
         return [self._array(name, shape) for name, shape in self._results.items()]
+
+
+class OneDnnRecurrent(OneDnn):
+    """A GRU or an RNN. oneDNN's gates are z r n, and the bias of r and z with h is part of that with x."""
+
+    layouts = LAYOUTS[1:]
+
+    def __init__(self, library, case, data, layout, stack):
+        sizes = case.steps, case.samples, case.inputs, case.units, case.layers, case.directions
+        layer = library.open_recurrent(LAYOUTS.index(layout), case.kind_name == "gru", *sizes)
+        super().__init__(library, f"{case.name}, {layout}", layer, stack)
+        self._case, self._shapes = case, (data.x.shape, data.dy.shape)
+        self._load(x=data.x, dy=data.dy)
+        for parts, (wx, wh, b) in zip(data.weights, self._cells(), strict=True):
+            wx[...], wh[...] = self._from_ours(parts.wx), self._from_ours(parts.wh)
+            b[...] = biases_for_onednn(parts, case.units) if case.gates == 3 else parts.b
+        library.load(layer)
+
+    def _cells(self, of=""):
+        """The arrays of wx, wh and b of each cell, or `of` "d" their gradients."""
+        case = self._case
+        whole = case.layers == 1 or (case.inputs == case.units and case.directions == 1)
+        depth, bias_rows = case.layers if whole else 1, 4 if case.gates == 3 else 1
+        for cell in range(case.cells):
+            layer, direction = divmod(cell, case.directions)
+            primitive, place = (0, layer) if whole else (layer, 0)
+            heads = {"wx": (case.cell_inputs(cell), case.gates), "wh": (case.units, case.gates), "b": (bias_rows,)}
+            yield [
+                self._array(f"{of}{name}{primitive}", (depth, case.directions, *head, case.units))[place, direction]
+                for name, head in heads.items()
+            ]
+
+    def _from_ours(self, matrix):
+        """[G H, I] with gates r z n as [I, G, H] with gates z r n."""
+        gates = matrix.reshape(self._case.gates, self._case.units, -1)
+        return gates[[1, 0, 2] if len(gates) == 3 else [0]].transpose(2, 0, 1)
+
+    def _to_ours(self, matrix):
+        gates = matrix.transpose(1, 2, 0)
+        return gates[[1, 0, 2] if len(gates) == 3 else [0]].reshape(-1, matrix.shape[0])
+
+    def results(self):
+        self._stored()
+        found = [self._array(name, shape) for name, shape in zip(("y", "dx"), reversed(self._shapes), strict=True)]
+        for dwx, dwh, db in self._cells("d"):
+            found += [self._to_ours(dwx), self._to_ours(dwh)]
+            if self._case.gates == 3:
+                z, r, n, n_of_h = db
+                found += [np.concatenate((r, z, n)), np.concatenate((r, z, n_of_h))]
+            else:
+                found.append(db.reshape(-1))
+        return found
+
+
+def biases_for_onednn(parts, units):
+    """Rows z, r, n with x, n with h."""
+    (r, z, n), (hr, hz, hn) = parts.b.reshape(3, units), parts.bh.reshape(3, units)
+    return np.stack((z + hz, r + hr, n, hn))
 
 
 def contest(library, case, threads, stack):
     """Return the steppers: retrograd's; oneDNN's on the same arrays; oneDNN's on blocked data."""
-    data = case.make()
     library.set_threads(threads)
-    ours = case.ours(data, threads)
+    if isinstance(case, RecurrentCase):
+        data, peers = make_bench_data(case), OneDnnRecurrent
+        ours = OurRecurrent(case, data, threads)
+    else:
+        data, peers = case.make(), OneDnnImages
+        ours = case.ours(data, threads)
     expected = [array.copy() for array in ours.results()]
     slots = [[ours], [], []]
-    for layout in LAYOUTS:
-        peer = OneDnn(library, case, data, layout, stack)
+    for layout in peers.layouts:
+        peer = peers(library, case, data, layout, stack)
         if not agree(expected, peer.results()):
             raise RuntimeError(f"{case.name}, {layout}: oneDNN gives a different result")
         slots[2 if layout == "blocked" else 1].append(peer)
@@ -115,7 +196,10 @@ def main():
     parser.add_argument("--rounds", type=int, default=9, metavar="N")
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="time per row and thread count")
     options = parser.parse_args()
-    rows = (*CONV_CASES, *POOL_CASES)
+    recurrent = [
+        case for case in (*GRU_BENCH_CASES, *RNN_BENCH_CASES) if case == plain_case(case) and case.lengths is None
+    ]
+    rows = (*CONV_CASES, *POOL_CASES, *recurrent)
     cases = [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in options.rows)]
     if not cases:
         sys.exit(f"no row matches {' '.join(options.rows)}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from retrograd import mps
 from retrograd.lab import reference
 from retrograd.mps import MPSCNNNeuronType, MPSDataType
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
+from support.mps_rnn import CREATE, GATES, Source, descriptor, layer, random_weights
+from support.mps_rnn import member as source_member
 
 REFUSALS = (TypeError, ValueError, RuntimeError)
 DEVICE = mps.MTLCreateSystemDefaultDevice()
@@ -359,13 +362,185 @@ def check_others(memory: Memory, state: list[bytes], results: list[Any]) -> None
             raise Broken("a call has changed an operand that it only reads")
 
 
+# ---- recurrent layers ------------------------------------------------------------------------------------------------
+
+LETTERS = {"rnn": "h", "gru": "rzn", "lstm": "ifgo"}
+ENDINGS = {"wx": "InputWeights", "wh": "RecurrentWeights", "peephole": "MemoryWeights", "b": "BiasTerms"}
+RNN_LISTS = ("sourceMatrices", "destinationMatrices", "sourceGradients", "destinationGradients")
+
+
+def recurrent(random: np.random.Generator, memory: Memory, tally: Counter[str]) -> None:
+    """A layer, its forward pass and its gradients."""
+    kind = str(random.choice(["rnn", "gru", "lstm"]))
+    units, inputs = (int(n) for n in random.integers(1, 6, 2))
+    rows = sorted((int(n) for n in random.integers(1, 5, random.integers(1, 5))), reverse=True)
+    dtype = np.dtype(np.float32 if random.random() < 0.7 else np.float16)
+    members: dict[str, Any] = {
+        "useFloat32Weights": bool(random.random() < 0.7),
+        "useLayerInputUnitTransformMode": bool(random.random() < 0.1),
+    }
+    if members["useLayerInputUnitTransformMode"]:
+        inputs = units
+    if kind == "gru":
+        members |= {"flipOutputGates": bool(random.random() < 0.5), "gatePnormValue": 1.0}
+    diagonal = kind == "lstm" and bool(random.random() < 0.5)
+    if diagonal:
+        members["memoryWeightsAreDiagonal"] = True
+    for prefix, _, neuron, _ in GATES[kind]:
+        shapes: dict[str, tuple[int, ...]] = {"InputWeights": (units, inputs), "RecurrentWeights": (units, units)}
+        if kind == "lstm" and random.random() < 0.4:
+            shapes["MemoryWeights"] = (units,) if diagonal else (units, units)
+        for ending, shape in shapes.items():
+            if ending == "InputWeights" or random.random() < 0.9:
+                bias = memory.take(units) if ending == "InputWeights" and random.random() < 0.8 else None
+                members[source_member(prefix, ending)] = Source(
+                    memory.take(math.prod(shape)).reshape(shape), bias, neuron
+                )
+    lists = {
+        name: [matrix(random, memory, (1, count, inputs if name in RNN_LISTS[::3] else units), dtype) for count in rows]
+        for name in RNN_LISTS
+    }
+    flags = {
+        name: bool(random.random() < 0.4)
+        for name in ("storeAllIntermediateStates", "accumulateWeightGradients", "recurrentOutputIsTemporary")
+    }
+    channels = {"inputFeatureChannels": inputs, "outputFeatureChannels": units}
+    mutate(random, memory, [members, flags, channels, *(one.fields for given in lists.values() for one in given)])
+    described = CREATE[kind](1, 1)
+    for name, value in (channels | members).items():
+        attempt(tally, memory, "a descriptor", lambda n=name, v=value: setattr(described, n, v))  # type: ignore[misc]
+    weights: list[Any] = []
+    made = attempt(
+        tally, memory, "MPSRNNMatrixTrainingLayer",
+        lambda: mps.MPSRNNMatrixTrainingLayer(DEVICE, described, weights),
+    )  # fmt: skip
+    for name, value in flags.items():
+        attempt(tally, memory, "a member", lambda n=name, v=value: setattr(made, n, v))  # type: ignore[misc]
+    for given in lists.values():
+        for one in given:
+            one.make(tally, memory)
+    x, y, dy, dx = ([one.made for one in given] for given in lists.values())
+    if random.random() < 0.05:
+        del x[random.integers(len(x))]
+    offsets = None
+    if random.random() < 0.2:
+        offsets = [int(random.choice([0, 0, 0, dtype.itemsize, 1, 64])) for _ in x]
+    training: list[Any] = []
+    states: list[Any] = []
+    gradients: list[Any] = []
+    dweights: list[Any] = []
+    data_type = MPSDataType.float32 if random.random() < 0.7 else MPSDataType.float16
+    made.createWeightGradientMatrices(dweights, data_type)
+    for one in dweights:
+        one._elements()[0] = 1
+    commands = QUEUE.makeCommandBuffer()
+    attempt(
+        tally, memory, "encodeForwardSequence",
+        lambda: made.encodeForwardSequence(commands, x, offsets, y, None, training, None, states, weights),
+    )  # fmt: skip
+    attempt(
+        tally, memory, "encodeGradientSequence",
+        lambda: made.encodeGradientSequence(
+            commands, x, offsets, dy, None, dx, None, dweights, training, None, gradients, weights
+        ),
+    )  # fmt: skip
+    state = memory.state()
+    expected = recurrent_oracle(kind, made, weights, x, offsets, dy)
+    with np.errstate(all="ignore"), timed("a recurrent layer"):
+        commands.commit()
+        commands.waitUntilCompleted()
+    memory.check_guards()
+    if commands.status != mps.MTLCommandBufferStatus.completed:
+        raise Broken(f"a recurrent layer was accepted and failed: {commands.error}")
+    check_others(memory, state, [*y, *dx])
+    if expected is not None:
+        half = any(one.dataType == MPSDataType.float16 for one in (*x, *y, *dy, *dx, *dweights))
+        found = {"y": y, "dx": dx, "dweights": dweights, "h": [states[-1].getRecurrentOutputMatrix(0)]}
+        found["dh0"] = [gradients[0].getRecurrentOutputMatrix(0)]
+        check_recurrent(found, expected, half)
+        tally["a recurrent layer compared with the oracle"] += 1
+
+
+def recurrent_oracle(
+    kind: str, made: Any, weights: list[Any], x: list[Any], offsets: list[int] | None, dy: list[Any]
+) -> dict[str, list[np.ndarray]] | None:
+    """The results in float64; None where values are extreme."""
+    cell = made._cell
+    slots = cell.slots()
+    parts: dict[str, dict[str, np.ndarray]] = {}
+    for slot, one in zip(slots, weights, strict=True):
+        parts.setdefault(slot.field, {})[slot.letter] = one._elements()[0].astype(np.float64)
+    if cell.unit_transform:
+        parts["wx"] = {letter: np.eye(cell.units) for letter in LETTERS[kind]}
+    stacked = {}
+    for field, by_gate in parts.items():
+        values = [by_gate.get(letter, np.zeros(next(iter(by_gate.values())).shape)) for letter in LETTERS[kind]]
+        is_vector = field == "b" or (field == "peephole" and cell.diagonal)
+        stacked[field] = np.stack([value[0] if is_vector else value for value in values])
+    record = {"rnn": reference.RnnCell, "gru": reference.GruCell, "lstm": reference.LstmCell}[kind](**stacked)
+    rows = [one.rows for one in x]
+    whole = np.zeros((len(x), rows[0], cell.inputs))
+    slopes = np.zeros((len(x), rows[0], cell.units))
+    for step, (one, slope) in enumerate(zip(x, dy, strict=True)):
+        elements = one._elements()[0]
+        if offsets is not None and offsets[step]:
+            start = one.offset + offsets[step]
+            elements = np.ndarray(elements.shape, elements.dtype, one.data._bytes, start, elements.strides)
+        whole[step, : rows[step]] = elements
+        slopes[step, : rows[step]] = slope._elements()[0]
+    if not all((np.abs(value) < 20).all() for value in (whole, slopes, *stacked.values())):
+        return None
+    options: dict[str, Any] = {"active": reference.active_from_batch_sizes(rows, rows[0])}
+    if kind == "gru":
+        options |= {"kind": "before", "flip": cell.flip}
+    neurons = cell.neurons
+    if any(neuron[0] not in (MPSCNNNeuronType.sigmoid, MPSCNNNeuronType.tanH) for neuron in neurons):
+        return None
+    forward = getattr(reference, f"{kind}_forward")(whole, [record], **options)
+    after = (None,) * (2 if kind == "lstm" else 1)
+    back = getattr(reference, f"{kind}_backward")(slopes, *after, whole, [record], **options)
+    base = 1 if made.accumulateWeightGradients else 0
+    dweights = [
+        np.atleast_2d(getattr(back.cells[0], slot.field)[LETTERS[kind].index(slot.letter)]) + base for slot in slots
+    ]
+    return {
+        "y": [step[:count] for step, count in zip(forward.y, rows, strict=True)],
+        "dx": [step[:count] for step, count in zip(back.dx, rows, strict=True)],
+        "dweights": dweights,
+        "h": [forward.hn[0]],
+        "dh0": [back.dh0[0]],
+    }
+
+
+def check_recurrent(found: dict[str, list[Any]], expected: dict[str, list[np.ndarray]], half: bool) -> None:
+    close = 0.03 if half else 1e-3
+    for name, wanted in expected.items():
+        for one, want in zip(found[name], wanted, strict=True):
+            got = one._elements()[0].astype(np.float64)
+            scale = close * (1 + np.abs(want).max(initial=0))
+            if got.shape != want.shape or not np.allclose(got, want, rtol=close, atol=scale):
+                raise Broken(f"{name} is {got}, expected {want}")
+
+
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 
+def new_layer(random: np.random.Generator) -> Any:
+    kind = str(random.choice(list(LETTERS)))
+    return layer(descriptor(kind, random_weights(kind, 2, 3, "io" if kind == "lstm" else "")))[0]
+
+
 def archive(random: np.random.Generator, memory: Memory, tally: Counter[str]) -> None:
-    cls = (mps.MPSMatrixBatchNormalization, mps.MPSMatrixBatchNormalizationGradient)[int(random.integers(2))]
-    made = cls(device=DEVICE)
     members: dict[str, Any] = {"epsilon": 0.5, "batchStart": 1, "resultMatrixOrigin": (1, 2, 0), "label": "name"}
+    made: Any
+    if random.random() < 0.3:
+        made = new_layer(random)
+        members = {"label": "name", "accumulateWeightGradients": True}
+    elif random.random() < 0.5:
+        made = mps.MPSMatrixBatchNormalization(device=DEVICE)
+    else:
+        made = mps.MPSMatrixBatchNormalizationGradient(device=DEVICE)
+    cls = type(made)
     mutate(random, memory, [members])
     for member, value in members.items():
         attempt(tally, memory, "a member", lambda m=member, v=value: setattr(made, m, v))  # type: ignore[misc]
@@ -395,7 +570,7 @@ def archive(random: np.random.Generator, memory: Memory, tally: Counter[str]) ->
         raise Broken("an archive changes when it is read and written")
 
 
-KINDS = [kernel, kernel, kernel, archive]
+KINDS = [kernel, recurrent, kernel, archive]
 
 
 def run(seed: int, tally: Counter[str]) -> None:

@@ -296,7 +296,7 @@ def test_bench_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for suite, expected in names.items():
         assert cli.main(["bench", suite, "--list"]) == 0
         assert capsys.readouterr().out.splitlines() == expected
-    suites = ("norm", "lstm", "conv", "products", "apple", "train", "steps", "torch", "jax")
+    suites = ("norm", "lstm", "gru", "conv", "products", "apple", "train", "steps", "torch", "jax")
     assert names["all"] == [name for suite in suites for name in names[suite]]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]
@@ -354,6 +354,7 @@ def test_bad_arguments_of_a_process_end_with_2() -> None:
         ["bench"],
         ["bench", "norm"],
         ["bench", "lstm"],
+        ["bench", "gru"],
         ["bench", "conv"],
         ["bench", "products"],
         ["bench", "apple"],

@@ -47,10 +47,8 @@ def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
         pytest.importorskip(NEEDS[document.name])
     path = tmp_path / f"page_{document.stem}.py"  # jax.py would be imported as jax
     path.write_text(script_of(document), encoding="utf-8")
-    # Python 3.12 and later warn of any fork beside threads; that ours survives it is what the example shows.
-    warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:multiprocessing.popen_fork"]
     run = subprocess.run(
-        [sys.executable, *warnings, str(path)],
+        [sys.executable, "-W", "error", str(path)],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -94,7 +92,7 @@ def test_every_document_has_code(document: Path) -> None:
 
 
 SKELETON = ["Formula", "Arguments", "Gradients", "Limits", "Speed", "Example"]
-LAYERS = ["activations", "convolution", "linear", "loss", "lstm", "normalization", "pooling"]
+LAYERS = ["activations", "convolution", "linear", "loss", "normalization", "pooling", "recurrent"]
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -121,8 +119,8 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in slugs, f"{target}: no such heading"
 
 
-def test_the_map_of_apples_names_to_tests_is_up_to_date() -> None:
-    """docs/apple.md says which test file covers which of Apple's names, and every name has one."""
+def test_apples_names_have_tests_and_the_list_of_files_is_up_to_date() -> None:
+    """docs/apple.md lists the test files, and each of Apple's names is in one of them."""
     assert apple_map.main(["--check"]) == 0, "run python tests/support/apple_map.py"
 
 

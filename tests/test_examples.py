@@ -23,6 +23,7 @@ SLOW = ("bnns_handwritten_digits", "bnns_text_classifier", "nn_characters", "nn_
 
 # What an example prints about data that it has not been trained on, and the least that it must reach.
 CLAIMS = {
+    "bnns_attention": (r"([0-9.]+) % of the variance of new values", 85),
     "bnns_digits": (r"(\d+) of 32 new digits are right", 32),
     "bnns_digits_c": (r"(\d+) of 32 new digits are right", 32),
     "bnns_handwritten_digits": (r"new digits are right: ([0-9.]+) %", 97),

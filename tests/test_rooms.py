@@ -40,7 +40,19 @@ ROOMS: dict[str, set[str]] = {
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
-    "nn": {"_files", "ops", "graph", "retrograd", "convert", "numpy", "safetensors", "torch", "rich"},
+    # typing_extensions is for type checkers alone
+    "nn": {
+        "_files",
+        "ops",
+        "graph",
+        "retrograd",
+        "convert",
+        "numpy",
+        "safetensors",
+        "torch",
+        "rich",
+        "typing_extensions",
+    },
     "convert": {"_files", "_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy"},  # and the package of this name

@@ -295,10 +295,10 @@ private:
         const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, masked);
         if (mask.present()) shape.mask = {mask.data(), of_mask[0], of_mask[1], of_mask[2], of_mask[3]};
         const View& zoneout = arrays.add(in.zoneout, "zoneout", element_);
-        if (zoneout.present() != shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
+        if (is_absent(in.zoneout) == shape.has_zoneout) throw nb::value_error("a zoneout, or none, is expected");
         shape.zoneout = zoneout_factor(arrays.call, zoneout, shape.outputs());
         const View& cell_zoneout = arrays.add(in.cell_zoneout, "zoneout", element_);
-        if (cell_zoneout.present() && (!has_cells() || shape_.peephole == Peephole::full)) {
+        if (!is_absent(in.cell_zoneout) && (!has_cells() || shape_.peephole == Peephole::full)) {
             throw nb::value_error("a zoneout of cell states that cannot be");
         }
         shape.cell_zoneout = zoneout_factor(arrays.call, cell_zoneout, shape.units);
@@ -496,7 +496,7 @@ private:
         GateArray found;
         const View& view = arrays.add(given, name, element_, access);
         view.check_shape(shape);
-        if (access == Access::write) view.check_unit_stride(shape.back());
+        if (access == Access::write && shape.size() > 1) view.check_unit_stride(shape.back());
         found.gate[0] = view.data();
         found.row_stride = view.stride(0);
         found.col_stride = shape.size() > 1 ? view.stride(1) : 1;

@@ -309,19 +309,25 @@ public:
     }
     RawInputs inputs() const {
         const auto find = [&](const std::string& name) { return frame_.argument(name); };
-        RawInputs in = {x_.array(), nullptr, RawCells(kind_, layers_ * directions_, "", find)};
-        in.h0 = frame_.argument("h0");
-        in.c0 = frame_.argument("c0");
-        if (!order_.empty()) {
-            in.active = &active_array_->array;
-            in.order = &order_array_->array;
-        }
+        const bool ragged = !order_.empty();
+        RawInputs in = {x_.array(),
+                        nullptr,
+                        RawCells(kind_, layers_ * directions_, "", find),
+                        find("h0"),
+                        find("c0"),
+                        ragged ? &active_array_->array : nullptr,
+                        ragged ? &order_array_->array : nullptr,
+                        0,
+                        nullptr,
+                        find("reset"),
+                        nullptr,
+                        nullptr,
+                        nullptr};
         if (const RawArray* seed = frame_.argument("seed")) {
             if (elements_of(*seed) != 1) fail("seed must be one integer");
             const int64_t value = integer_at(*seed, 0);
             in.seed = seed->element == Element::i32 ? uint64_t(uint32_t(value)) : uint64_t(value);
         }
-        in.reset = frame_.argument("reset");
         return in;
     }
     RawCells gradients() const {

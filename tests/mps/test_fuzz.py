@@ -19,10 +19,12 @@ def test_random_and_mutated_kernels_buffers_and_archives(monkeypatch: pytest.Mon
     tally = fuzz_driver.work(fuzz_mps.run, 0, 4000)
     names = {name.rsplit(" ", 1)[0] for name in tally if name.endswith((" done", " refused"))}
     assert {"MPSMatrixBatchNormalization.encode", "MPSMatrixBatchNormalizationGradient.encode"} <= names
+    assert {"MPSRNNMatrixTrainingLayer", "encodeForwardSequence", "encodeGradientSequence"} <= names
     for name in names:  # neither all refused nor all accepted: mutation does something, and not too much
         assert tally[f"{name} refused"] > 0, name
         assert tally[f"{name} done"] > 0, name
     assert tally["compared with the oracle"] > 500
+    assert tally["a recurrent layer compared with the oracle"] > 200
 
 
 def _until_found(reason: str) -> None:
@@ -39,6 +41,19 @@ def test_a_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(fuzz_mps, "oracle", shifted)
     _until_found("expected")
+
+
+def test_a_wrong_value_of_a_recurrent_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fuzz_mps.recurrent_oracle
+
+    def shifted(*arguments: Any) -> Any:
+        expected = real(*arguments)
+        if expected is not None:
+            expected["dweights"][-1] = expected["dweights"][-1] + 0.5
+        return expected
+
+    monkeypatch.setattr(fuzz_mps, "recurrent_oracle", shifted)
+    _until_found("dweights is")
 
 
 def test_an_exception_that_is_not_documented_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

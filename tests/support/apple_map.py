@@ -1,24 +1,24 @@
-"""Which test file covers which of Apple's names: the last section of docs/apple.md, written from the tests.
+"""Which test file covers which of Apple's names: from the tests, for the last section of docs/apple.md.
 
-    python tests/support/apple_map.py            write the section
-    python tests/support/apple_map.py --check    exit with 1 if it is not up to date; so does tests/test_docs.py
+    python tests/support/apple_map.py                 write the section: the subjects of the test files
+    python tests/support/apple_map.py --check         exit with 1 if it is not up to date; so does tests/test_docs.py
+    python tests/support/apple_map.py BNNSGather ...  print the file of these names; exit with 1 if one has none
 
-A row is a subject, the test files whose names begin with the same word: their numbers of tests, and the public
-functions and classes that make up a larger part of the names one of them mentions than in any other file. What the
-support modules that it imports mention counts too. A name that no test mentions is an error.
+The file of a name is the one of whose mentions of public functions and classes it is the largest share. What the
+support modules that a file imports mention counts too. A name that no test mentions is an error.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
+import textwrap
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 from retrograd import bnns, mps
-from retrograd.lab.pages import replaced, table
+from retrograd.lab.pages import replaced
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "apple.md"
@@ -49,47 +49,44 @@ def text_of(path: Path) -> str:
     return "\n".join([text, *((TESTS / "support" / f"{name}.py").read_text(encoding="utf-8") for name in modules)])
 
 
-def link(path: Path) -> str:
-    """The file and its number of tests."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    count = sum(isinstance(node, ast.FunctionDef) and node.name.startswith("test_") for node in tree.body)
-    where = path.relative_to(TESTS.parent).as_posix()
-    return f"[{path.stem.removeprefix('test_')}](../{where}) {count}"
-
-
 def homes(texts: dict[Path, str]) -> dict[str, Path]:
     """The file of each name: the one of whose mentions it is the largest share."""
     names = public_names()
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(names, key=len, reverse=True)))
-    counts = {path: Counter(pattern.findall(text)) for path, text in texts.items() if path.stem != "test_fuzz"}
-    found = {}
+    mentions = {path: Counter(pattern.findall(text)) for path, text in texts.items() if path.stem != "test_fuzz"}
+    chosen = {}
     for name in names:
-        shares = {path: count[name] / count.total() for path, count in counts.items() if count[name]}
+        shares = {path: found[name] / found.total() for path, found in mentions.items() if found[name]}
         if not shares:
             raise SystemExit(f"no test mentions {name}")
-        found[name] = max(shares, key=lambda path: shares[path])
-    return found
+        chosen[name] = max(shares, key=lambda path: shares[path])
+    return chosen
+
+
+def files() -> dict[str, list[Path]]:
+    return {folder: sorted((TESTS / folder).glob("test_*.py")) for folder in ("bnns", "mps")}
+
+
+def all_homes() -> dict[str, Path]:
+    paths = [path for found in files().values() for path in found]
+    return homes({path: text_of(path) for path in [*paths, TESTS / "test_examples.py"]})
 
 
 def section() -> str:
-    paths = sorted([*(TESTS / "bnns").glob("test_*.py"), *(TESTS / "mps").glob("test_*.py")])
-    texts = {path: text_of(path) for path in [*paths, TESTS / "test_examples.py"]}
-    home = homes(texts)
-    subjects: dict[tuple[str, str], list[Path]] = {}
-    for path in texts:
-        subjects.setdefault((path.parent.name, path.stem.split("_")[1]), []).append(path)
-    rows, others = [], []
-    for files in subjects.values():
-        names = [f"`{name}`" for name in home if home[name] in files]
-        if names:
-            rows.append([", ".join(map(link, files)), ", ".join(names)])
-        else:
-            others += files
-    rows.append([", ".join(map(link, others)), "no other names"])
-    return table(["test files, tests", "Apple's names"], rows, "---")
+    all_homes()  # raises if a name has none
+    lines = []
+    for folder, paths in files().items():
+        subjects = " ".join(path.stem.removeprefix("test_") for path in paths)
+        lines += textwrap.wrap(f"- `tests/{folder}/test_*.py`: {subjects}", 120, subsequent_indent="  ")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> int:
+    if arguments and arguments != ["--check"]:
+        found = {name: path for name, path in all_homes().items() if name in arguments}
+        for name, path in found.items():
+            print(name, path.relative_to(TESTS.parent).as_posix())
+        return int(len(found) < len(arguments))
     old = PAGE.read_text(encoding="utf-8")
     new = replaced(old, MARK, section())
     if arguments == ["--check"]:

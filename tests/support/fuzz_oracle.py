@@ -281,37 +281,6 @@ def linear_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes
     )
 
 
-def scan_factors(a: Array, whole: Array, reset: Any) -> Array:
-    wide = np.broadcast_to(a, whole.shape)
-    return wide if reset is None else np.where(reset, 0, wide)
-
-
-def scan_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    a, b, h0, reset = (old[name] for name in ("a", "b", "h0", "reset"))
-    if not usual(a, b, h0):
-        return None
-    axis = int(old["axis"]) % b.ndim
-    right = reference.scan_forward(a, b, h0, axis=axis, reset=reset)
-    allowed = bounds.scan_forward_bound(scan_factors(a, b, reset), right[0], axis, b.dtype, h0)
-    return zip(("y", "hn"), answer[:2], right, allowed, strict=True)
-
-
-def scan_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
-    dy, dhn, cache = old["dy"], old["dhn"], old["cache"]
-    if not usual(dy, dhn) or type(cache) is not rg.ScanCache:
-        return None
-    axis, a, h0, reset, y = cache
-    right = reference.scan_backward(dy, dhn, a, y, h0, axis=axis, reset=reset)
-    factors = scan_factors(a, y, reset)
-    allowed = bounds.scan_backward_bound(factors, y, h0, right.db, right.dh0, a.shape, axis, y.dtype)
-    return (
-        triple
-        for name, got, exact, tolerance in zip(answer._fields, answer, right, allowed, strict=True)
-        if got is not None
-        for triple in accumulated(name, got, exact, tolerance, old)
-    )
-
-
 def conv_options(old: dict[str, Any], transposed: bool) -> dict[str, Any] | None:
     """In the oracle's form; None if a mutation has given them another."""
     axes = old["x"].ndim - 2
@@ -787,8 +756,6 @@ ORACLES: dict[str, Callable[..., Iterator[Triple] | None]] = {
     "dropout": dropout,
     "linear_forward": linear_forward,
     "linear_backward": linear_backward,
-    "scan_forward": scan_forward,
-    "scan_backward": scan_backward,
     "conv_forward": partial(conv_forward, False),
     "conv_backward": partial(conv_backward, False),
     "conv_transpose_forward": partial(conv_forward, True),

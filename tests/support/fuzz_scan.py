@@ -1,12 +1,16 @@
-"""The calls of linear recurrences that fuzz_arrays.py makes."""
+"""The calls of linear recurrences that fuzz_arrays.py makes, and what they should give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 import retrograd as rg
+from retrograd.lab import bounds, reference
 from support.fuzz_calls import Arguments, Impossible, Maker
+from support.fuzz_oracle import ORACLES, Array, Triple, accumulated, usual
 
 
 def scan_shapes(make: Maker) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -71,3 +75,40 @@ SCAN_GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
     "scan_forward": scan_forward,
     "scan_backward": scan_backward,
 }
+
+
+# ---- what the oracle says ---------------------------------------------------------------------------------------------
+
+
+def scan_factors(a: Array, whole: Array, reset: Any) -> Array:
+    wide = np.broadcast_to(a, whole.shape)
+    return wide if reset is None else np.where(reset, 0, wide)
+
+
+def scan_forward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    a, b, h0, reset = (old[name] for name in ("a", "b", "h0", "reset"))
+    if not usual(a, b, h0):
+        return None
+    axis = int(old["axis"]) % b.ndim
+    right = reference.scan_forward(a, b, h0, axis=axis, reset=reset)
+    allowed = bounds.scan_forward_bound(scan_factors(a, b, reset), right[0], axis, b.dtype, h0)
+    return zip(("y", "hn"), answer[:2], right, allowed, strict=True)
+
+
+def scan_backward(old: dict[str, Any], new: dict[str, Any], answer: Any, notes: Any) -> Iterator[Triple] | None:
+    dy, dhn, cache = old["dy"], old["dhn"], old["cache"]
+    if not usual(dy, dhn) or type(cache) is not rg.ScanCache:
+        return None
+    axis, a, h0, reset, y = cache
+    right = reference.scan_backward(dy, dhn, a, y, h0, axis=axis, reset=reset)
+    factors = scan_factors(a, y, reset)
+    allowed = bounds.scan_backward_bound(factors, y, h0, right.db, right.dh0, a.shape, axis, y.dtype)
+    return (
+        triple
+        for name, got, exact, tolerance in zip(answer._fields, answer, right, allowed, strict=True)
+        if got is not None
+        for triple in accumulated(name, got, exact, tolerance, old)
+    )
+
+
+ORACLES |= {"scan_forward": scan_forward, "scan_backward": scan_backward}

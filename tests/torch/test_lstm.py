@@ -337,8 +337,7 @@ def test_truncated_backpropagation_through_carried_states() -> None:
 
 def test_only_what_backward_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without gradients there is no cache, except with dropout, whose mask is part of one."""
-    from retrograd.torch import _lstm
-
+    functions = rt._recurrent.FUNCTIONS
     caches: list[Any] = []
 
     def forward(*arguments: Any, **options: Any) -> Any:
@@ -346,7 +345,7 @@ def test_only_what_backward_needs_is_kept(monkeypatch: pytest.MonkeyPatch) -> No
         caches.append(result.cache)
         return result
 
-    monkeypatch.setattr(_lstm, "lstm_forward", forward)
+    monkeypatch.setitem(functions, "lstm", functions["lstm"]._replace(forward=forward))
     torch.manual_seed(0)
     layer, x = rt.LSTM(5, 6, 2), torch.randn(4, 3, 5)
     with torch.no_grad():

@@ -86,8 +86,9 @@ enum class CellKind : int32_t {
     gru_before,  // r z n, with the reset gate applied to the state
     rnn,         // h
 };
-constexpr int gate_count(CellKind kind) { return kind == CellKind::lstm ? 4 : kind == CellKind::rnn ? 1 : 3; }
-constexpr bool is_gru(CellKind kind) { return kind == CellKind::gru_after || kind == CellKind::gru_before; }
+// Static, because a function that kernels share may not be exported.
+static constexpr int gate_count(CellKind kind) { return kind == CellKind::lstm ? 4 : kind == CellKind::rnn ? 1 : 3; }
+static constexpr bool is_gru(CellKind kind) { return kind == CellKind::gru_after || kind == CellKind::gru_before; }
 
 // The activations of the gates, and of an LSTM the one applied to the cell state. `standard`: the usual ones, sigmoid
 // but tanh for g, n, h and the cell state.

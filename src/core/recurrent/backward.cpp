@@ -1,3 +1,5 @@
+#include <cmath>
+
 #include "rows.h"
 
 namespace rg {
@@ -626,7 +628,7 @@ private:
                 A total = mask.data ? A(0) : sum[u];
                 for (int copy = 0; copy < sizes_.copies && mask.data; ++copy) {
                     const A factor = mask.data[mask.offset[0] + copy * shape_.mask.gate + u];
-                    total += factor * sum[copy * state_elements() + u];
+                    total = std::fma(factor, sum[copy * state_elements() + u], total);  // as the kernels do
                 }
                 sum[u] = total + direct[u];
             }

@@ -302,7 +302,8 @@ def _apply(
     }  # fmt: skip
     parts: list[Any] = [part for cell in cells for part in cell]
     number = as_seed(seed) if rate else None
-    outputs, projection = cells[0][1].shape[-1], getattr(cells[0], "projection", None)
+    first_cell: Any = cells[0]
+    outputs, projection = first_cell.wh.shape[-1], getattr(first_cell, "projection", None)
     units = outputs if projection is None else projection.shape[-1]
     factors = [_wide(a, width) for a, width in zip((mask, *zoneouts), (outputs, outputs, units), strict=True)]
     first = (sequence, table, h0, c0, active, order, number, cuts, *factors)

@@ -1,4 +1,4 @@
-"""Apple's Metal Performance Shaders for matrices, on the CPU: batch normalization and its gradient.
+"""Apple's Metal Performance Shaders for matrices, on the CPU: batch normalization, recurrent layers, their gradients.
 
 Names, argument labels and rules are Swift's: ``MPSMatrixBatchNormalizationGradient(device=device)``,
 ``kernel.epsilon = 0.001``, ``kernel.encode(to=commandBuffer, gradientMatrix=...)``. A label that is a Python keyword
@@ -29,11 +29,24 @@ from ._metal import (
     MTLCreateSystemDefaultDevice,
     MTLDevice,
 )
+from ._rnn import MPSRNNMatrixTrainingLayer
+from ._rnn_descriptor import (
+    MPSCNNConvolutionDataSource,
+    MPSCNNConvolutionDescriptor,
+    MPSGRUDescriptor,
+    MPSLSTMDescriptor,
+    MPSNNNeuronDescriptor,
+    MPSRNNDescriptor,
+    MPSRNNSingleGateDescriptor,
+)
+from ._rnn_state import MPSRNNMatrixTrainingState, MPSRNNRecurrentMatrixState, MPSState
 from ._types import (
     FLT_MIN,
     MPSCNNNeuronType,
     MPSDataType,
     MPSKernelOptions,
+    MPSRNNMatrixId,
+    MPSRNNSequenceDirection,
     MTLCommandBufferStatus,
     MTLOrigin,
     MTLOriginMake,
@@ -49,16 +62,29 @@ from ._types import (
 
 __all__ = [
     "FLT_MIN",
+    "MPSCNNConvolutionDataSource",
+    "MPSCNNConvolutionDescriptor",
     "MPSCNNNeuronType",
     "MPSDataType",
+    "MPSGRUDescriptor",
     "MPSKernel",
     "MPSKernelOptions",
+    "MPSLSTMDescriptor",
     "MPSMatrix",
     "MPSMatrixBatchNormalization",
     "MPSMatrixBatchNormalizationGradient",
     "MPSMatrixBinaryKernel",
     "MPSMatrixDescriptor",
     "MPSMatrixUnaryKernel",
+    "MPSNNNeuronDescriptor",
+    "MPSRNNDescriptor",
+    "MPSRNNMatrixId",
+    "MPSRNNMatrixTrainingLayer",
+    "MPSRNNMatrixTrainingState",
+    "MPSRNNRecurrentMatrixState",
+    "MPSRNNSequenceDirection",
+    "MPSRNNSingleGateDescriptor",
+    "MPSState",
     "MPSSupportsMTLDevice",
     "MPSTemporaryMatrix",
     "MPSTemporaryVector",

@@ -24,7 +24,15 @@ from ..ops.normalization import (
     run_forward,
 )
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
-from ._kernel import KernelSetting, MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel, planned_work
+from ._kernel import (
+    KernelSetting,
+    MPSKernel,
+    MPSMatrixBinaryKernel,
+    MPSMatrixUnaryKernel,
+    open_buffer,
+    planned_work,
+    wrong_type,
+)
 from ._matrix import MPSMatrix, MPSVector, TemporaryStorage
 from ._metal import MTLCommandBuffer, Work
 from ._neuron import Curve, as_neuron_type, neuron
@@ -128,7 +136,7 @@ class MPSMatrixBatchNormalization(_NormalizationKernel, MPSMatrixUnaryKernel):
         if with_ is not None:
             self._encode_with(with_)
             return
-        recorded = _open(self._function, "commandBuffer", commandBuffer)
+        recorded = open_buffer(self._function, "commandBuffer", commandBuffer)._work
         operands = (inputMatrix, resultMatrix, meanVector, varianceVector, gammaVector, betaVector)
         recorded.append(planned_work(self, *operands))
 
@@ -191,7 +199,7 @@ class MPSMatrixBatchNormalizationGradient(_NormalizationKernel, MPSMatrixBinaryK
         if with_ is not None:
             self._encode_with(with_)
             return
-        recorded = _open(self._function, "to", to)
+        recorded = open_buffer(self._function, "to", to)._work
         operands = (
             gradientMatrix,
             inputMatrix,
@@ -270,7 +278,7 @@ class _Call:
     def matrix(self, name: str, matrix: object, origin_name: str, origin: MTLOrigin, result: bool = False) -> Array:
         """The window of the matrix that the kernel uses, [matrices, rows, columns]."""
         if not isinstance(matrix, MPSMatrix):
-            raise _wrong_type(self.function, name, matrix, MPSMatrix)
+            raise wrong_type(self.function, name, matrix, MPSMatrix)
         row, column, plane = origin
         _, rows, columns = matrix._shape
         if plane:
@@ -312,7 +320,7 @@ class _Call:
     def vector(self, name: str, vector: object, result: bool = False) -> Array:
         """The vector operand, [vectors, columns]: one vector per matrix, or one for all."""
         if not isinstance(vector, MPSVector):
-            raise _wrong_type(self.function, name, vector, MPSVector)
+            raise wrong_type(self.function, name, vector, MPSVector)
         before = self.operands[-1]  # a matrix, or a vector of a type already checked
         if vector._dtype is not before.storage._dtype and not (
             isinstance(before.storage, MPSMatrix) and before.storage._dtype is _FLOAT16 and vector._dtype is _FLOAT32
@@ -369,23 +377,9 @@ class _Call:
                 storage._count_read()
 
 
-def _open(function: str, name: str, commandBuffer: MTLCommandBuffer | None) -> list[Work]:
-    """The recorded work of a command buffer that has not been committed."""
-    if not isinstance(commandBuffer, MTLCommandBuffer):
-        raise _wrong_type(function, name, commandBuffer, MTLCommandBuffer)
-    commandBuffer._check_open(function)
-    return commandBuffer._work
-
-
 def _of_matrix(vector: Array | None, k: int) -> Array | None:
     """The vector for matrix k of a batch."""
     return None if vector is None else vector[k if len(vector) > 1 else 0]
-
-
-def _wrong_type(function: str, name: str, value: object, expected: type) -> TypeError:
-    if value is None:
-        return TypeError(f"{function}: {name} is missing; it is required")
-    return TypeError(f"{function}: {name} must be an {expected.__name__}, not {type(value).__name__}")
 
 
 # ---- work ------------------------------------------------------------------------------------------------------------

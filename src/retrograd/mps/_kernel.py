@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Final, NoReturn, TypeVar, cast
 
 from ..ops._planned import Planned, Version, Versioned
 from ._archive import NSKeyedArchiver, NSKeyedUnarchiver
-from ._metal import MTLCreateSystemDefaultDevice, MTLDevice, Work
+from ._metal import MTLCommandBuffer, MTLCreateSystemDefaultDevice, MTLDevice, Work
 from ._types import (
     Members,
     MPSKernelOptions,
@@ -19,7 +19,7 @@ from ._types import (
     as_unsigned,
 )
 
-_ABSENT: Final[Any] = object()  # distinguishes coder=None, which is an error, from no coder
+ABSENT: Final[Any] = object()  # distinguishes coder=None, which is an error, from no coder
 
 T = TypeVar("T")
 Kernel = TypeVar("Kernel", bound="MPSKernel")
@@ -56,10 +56,10 @@ class MPSKernel(Members, Versioned):
         # PyObjC subclasses redefine the members as methods; they keep the settings of the base.
         cls._settings = tuple(settings.values())
 
-    def __init__(self, device: MTLDevice | None = None, *, coder: NSKeyedUnarchiver = _ABSENT) -> None:
+    def __init__(self, device: MTLDevice | None = None, *, coder: NSKeyedUnarchiver = ABSENT) -> None:
         """`device` is required unless there is a coder."""
         function = type(self).__name__
-        if coder is not _ABSENT:
+        if coder is not ABSENT:
             if not isinstance(coder, NSKeyedUnarchiver):
                 raise TypeError(f"{function}: coder must be an NSKeyedUnarchiver, not {type(coder).__name__}")
             if device is None:
@@ -70,7 +70,7 @@ class MPSKernel(Members, Versioned):
         self._changed()
         for setting in self._settings:
             setattr(self, setting.attribute, setting.default)
-        if coder is not _ABSENT:
+        if coder is not ABSENT:
             self._restore(coder)
 
     @property
@@ -154,6 +154,20 @@ def _unsigned(unarchiver: NSKeyedUnarchiver, key: str) -> int:
 def planned_work(kernel: MPSKernel, *operands: Any) -> Work:
     """The checked work, kept as a plan: checking takes longer than a small kernel runs, and most encodes repeat."""
     return kernel._prepare(operands)
+
+
+def open_buffer(function: str, name: str, commandBuffer: object) -> MTLCommandBuffer:
+    """A command buffer that has not been committed."""
+    if not isinstance(commandBuffer, MTLCommandBuffer):
+        raise wrong_type(function, name, commandBuffer, MTLCommandBuffer)
+    commandBuffer._check_open(function)
+    return commandBuffer
+
+
+def wrong_type(function: str, name: str, value: object, expected: type) -> TypeError:
+    if value is None:
+        return TypeError(f"{function}: {name} is missing; it is required")
+    return TypeError(f"{function}: {name} must be an {expected.__name__}, not {type(value).__name__}")
 
 
 class MPSMatrixUnaryKernel(MPSKernel):

@@ -372,8 +372,13 @@ class TemporaryStorage(_Storage):
 
     def _count_read(self) -> None:
         self._readCount -= 1
-        if self._readCount == 0:  # recorded work keeps the memory alive
-            self._array = self._buffer = None
+        if self._readCount == 0:
+            self._release()
+
+    def _release(self) -> None:
+        """Free the memory; recorded work keeps it alive."""
+        self._readCount = 0
+        self._array = self._buffer = None
 
 
 class MPSTemporaryMatrix(TemporaryStorage, MPSMatrix):

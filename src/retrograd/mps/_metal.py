@@ -178,7 +178,7 @@ class MTLDevice:
             _check_length(function, size, None)
             return self._buffer_type(self, np.zeros(size, np.uint8).data, flags)
         name, source = ("bytes", bytes) if bytesNoCopy is None else ("bytesNoCopy", bytesNoCopy)
-        memory, dtype = _memory_of(function, name, source)
+        memory, dtype = memory_of(function, name, source)
         if size is None:
             size = memory.nbytes
         _check_length(function, size, memory.nbytes)
@@ -205,7 +205,7 @@ class MTLDevice:
         return "<MTLDevice: CPU>"
 
 
-def _memory_of(function: str, name: str, source: object) -> tuple[memoryview, np.dtype[Any] | None]:
+def memory_of(function: str, name: str, source: object) -> tuple[memoryview, np.dtype[Any] | None]:
     """The memory, and the dtype of its elements if it has one."""
     try:
         array, typed = elements_of(source)

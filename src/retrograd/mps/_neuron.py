@@ -101,3 +101,8 @@ def _made(kind: MPSCNNNeuronType, parameters: bytes) -> Activation | Curve | Non
             raise ValueError(f"neuron {kind.name}: parameter{name.upper()} is NaN")
     made: Activation | Curve | None = make(a, b, c)
     return made
+
+
+def used_parameters(kind: MPSCNNNeuronType) -> str:
+    """Those of a, b and c that the neuron depends on."""
+    return _MAKERS[kind][0]

@@ -70,6 +70,46 @@ class MPSCNNNeuronType(IntEnum):
     count = 16  # not a function
 
 
+class MPSRNNSequenceDirection(IntEnum):
+    forward = 0
+    backward = 1
+
+
+class MPSRNNMatrixId(IntEnum):
+    """The weights of a recurrent layer."""
+
+    singleGateInputWeights = 0
+    singleGateRecurrentWeights = 1
+    singleGateBiasTerms = 2
+    lstmInputGateInputWeights = 3
+    lstmInputGateRecurrentWeights = 4
+    lstmInputGateMemoryWeights = 5
+    lstmInputGateBiasTerms = 6
+    lstmForgetGateInputWeights = 7
+    lstmForgetGateRecurrentWeights = 8
+    lstmForgetGateMemoryWeights = 9
+    lstmForgetGateBiasTerms = 10
+    lstmMemoryGateInputWeights = 11
+    lstmMemoryGateRecurrentWeights = 12
+    lstmMemoryGateMemoryWeights = 13
+    lstmMemoryGateBiasTerms = 14
+    lstmOutputGateInputWeights = 15
+    lstmOutputGateRecurrentWeights = 16
+    lstmOutputGateMemoryWeights = 17
+    lstmOutputGateBiasTerms = 18
+    gruInputGateInputWeights = 19
+    gruInputGateRecurrentWeights = 20
+    gruInputGateBiasTerms = 21
+    gruRecurrentGateInputWeights = 22
+    gruRecurrentGateRecurrentWeights = 23
+    gruRecurrentGateBiasTerms = 24
+    gruOutputGateInputWeights = 25
+    gruOutputGateRecurrentWeights = 26
+    gruOutputGateInputGateWeights = 27
+    gruOutputGateBiasTerms = 28
+    MPSRNNMatrixId_count = 29  # not a matrix; Swift keeps this name
+
+
 class MPSKernelOptions(IntFlag):
     none = 0
     skipAPIValidation = 1

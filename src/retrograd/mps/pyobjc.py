@@ -14,13 +14,15 @@ from enum import Enum
 from types import FunctionType
 from typing import Any, Final
 
-from . import _archive, _batch_normalization, _matrix, _metal, _types
+from . import _archive, _batch_normalization, _matrix, _metal, _rnn, _rnn_descriptor, _rnn_state, _types
 from ._kernel import MPSKernel, MPSMatrixBinaryKernel, MPSMatrixUnaryKernel
 from ._types import (
     FLT_MIN,
     MPSCNNNeuronType,
     MPSDataType,
     MPSKernelOptions,
+    MPSRNNMatrixId,
+    MPSRNNSequenceDirection,
     MTLCommandBufferStatus,
     MTLResourceOptions,
     MTLSize,
@@ -34,6 +36,7 @@ from ._types import (
 
 __all__ = [
     "FLT_MIN",
+    "MPSCNNConvolutionDescriptor",
     "MPSCNNNeuronTypeAbsolute",
     "MPSCNNNeuronTypeCount",
     "MPSCNNNeuronTypeELU",
@@ -67,6 +70,7 @@ __all__ = [
     "MPSDataTypeUInt64",
     "MPSDataTypeUnorm1",
     "MPSDataTypeUnorm8",
+    "MPSGRUDescriptor",
     "MPSKernel",
     "MPSKernelOptionsAllowReducedPrecision",
     "MPSKernelOptionsDisableInternalTiling",
@@ -74,12 +78,51 @@ __all__ = [
     "MPSKernelOptionsNone",
     "MPSKernelOptionsSkipAPIValidation",
     "MPSKernelOptionsVerbose",
+    "MPSLSTMDescriptor",
     "MPSMatrix",
     "MPSMatrixBatchNormalization",
     "MPSMatrixBatchNormalizationGradient",
     "MPSMatrixBinaryKernel",
     "MPSMatrixDescriptor",
     "MPSMatrixUnaryKernel",
+    "MPSNNNeuronDescriptor",
+    "MPSRNNDescriptor",
+    "MPSRNNMatrixIdGRUInputGateBiasTerms",
+    "MPSRNNMatrixIdGRUInputGateInputWeights",
+    "MPSRNNMatrixIdGRUInputGateRecurrentWeights",
+    "MPSRNNMatrixIdGRUOutputGateBiasTerms",
+    "MPSRNNMatrixIdGRUOutputGateInputGateWeights",
+    "MPSRNNMatrixIdGRUOutputGateInputWeights",
+    "MPSRNNMatrixIdGRUOutputGateRecurrentWeights",
+    "MPSRNNMatrixIdGRURecurrentGateBiasTerms",
+    "MPSRNNMatrixIdGRURecurrentGateInputWeights",
+    "MPSRNNMatrixIdGRURecurrentGateRecurrentWeights",
+    "MPSRNNMatrixIdLSTMForgetGateBiasTerms",
+    "MPSRNNMatrixIdLSTMForgetGateInputWeights",
+    "MPSRNNMatrixIdLSTMForgetGateMemoryWeights",
+    "MPSRNNMatrixIdLSTMForgetGateRecurrentWeights",
+    "MPSRNNMatrixIdLSTMInputGateBiasTerms",
+    "MPSRNNMatrixIdLSTMInputGateInputWeights",
+    "MPSRNNMatrixIdLSTMInputGateMemoryWeights",
+    "MPSRNNMatrixIdLSTMInputGateRecurrentWeights",
+    "MPSRNNMatrixIdLSTMMemoryGateBiasTerms",
+    "MPSRNNMatrixIdLSTMMemoryGateInputWeights",
+    "MPSRNNMatrixIdLSTMMemoryGateMemoryWeights",
+    "MPSRNNMatrixIdLSTMMemoryGateRecurrentWeights",
+    "MPSRNNMatrixIdLSTMOutputGateBiasTerms",
+    "MPSRNNMatrixIdLSTMOutputGateInputWeights",
+    "MPSRNNMatrixIdLSTMOutputGateMemoryWeights",
+    "MPSRNNMatrixIdLSTMOutputGateRecurrentWeights",
+    "MPSRNNMatrixIdSingleGateBiasTerms",
+    "MPSRNNMatrixIdSingleGateInputWeights",
+    "MPSRNNMatrixIdSingleGateRecurrentWeights",
+    "MPSRNNMatrixId_count",
+    "MPSRNNMatrixTrainingLayer",
+    "MPSRNNMatrixTrainingState",
+    "MPSRNNRecurrentMatrixState",
+    "MPSRNNSequenceDirectionBackward",
+    "MPSRNNSequenceDirectionForward",
+    "MPSRNNSingleGateDescriptor",
     "MPSSupportsMTLDevice",
     "MPSTemporaryMatrix",
     "MPSTemporaryVector",
@@ -163,6 +206,38 @@ MPSKernelOptionsAllowReducedPrecision: Final[int] = MPSKernelOptions.allowReduce
 MPSKernelOptionsDisableInternalTiling: Final[int] = MPSKernelOptions.disableInternalTiling.value
 MPSKernelOptionsInsertDebugGroups: Final[int] = MPSKernelOptions.insertDebugGroups.value
 MPSKernelOptionsVerbose: Final[int] = MPSKernelOptions.verbose.value
+MPSRNNMatrixIdSingleGateInputWeights: Final[int] = MPSRNNMatrixId.singleGateInputWeights.value
+MPSRNNMatrixIdSingleGateRecurrentWeights: Final[int] = MPSRNNMatrixId.singleGateRecurrentWeights.value
+MPSRNNMatrixIdSingleGateBiasTerms: Final[int] = MPSRNNMatrixId.singleGateBiasTerms.value
+MPSRNNMatrixIdLSTMInputGateInputWeights: Final[int] = MPSRNNMatrixId.lstmInputGateInputWeights.value
+MPSRNNMatrixIdLSTMInputGateRecurrentWeights: Final[int] = MPSRNNMatrixId.lstmInputGateRecurrentWeights.value
+MPSRNNMatrixIdLSTMInputGateMemoryWeights: Final[int] = MPSRNNMatrixId.lstmInputGateMemoryWeights.value
+MPSRNNMatrixIdLSTMInputGateBiasTerms: Final[int] = MPSRNNMatrixId.lstmInputGateBiasTerms.value
+MPSRNNMatrixIdLSTMForgetGateInputWeights: Final[int] = MPSRNNMatrixId.lstmForgetGateInputWeights.value
+MPSRNNMatrixIdLSTMForgetGateRecurrentWeights: Final[int] = MPSRNNMatrixId.lstmForgetGateRecurrentWeights.value
+MPSRNNMatrixIdLSTMForgetGateMemoryWeights: Final[int] = MPSRNNMatrixId.lstmForgetGateMemoryWeights.value
+MPSRNNMatrixIdLSTMForgetGateBiasTerms: Final[int] = MPSRNNMatrixId.lstmForgetGateBiasTerms.value
+MPSRNNMatrixIdLSTMMemoryGateInputWeights: Final[int] = MPSRNNMatrixId.lstmMemoryGateInputWeights.value
+MPSRNNMatrixIdLSTMMemoryGateRecurrentWeights: Final[int] = MPSRNNMatrixId.lstmMemoryGateRecurrentWeights.value
+MPSRNNMatrixIdLSTMMemoryGateMemoryWeights: Final[int] = MPSRNNMatrixId.lstmMemoryGateMemoryWeights.value
+MPSRNNMatrixIdLSTMMemoryGateBiasTerms: Final[int] = MPSRNNMatrixId.lstmMemoryGateBiasTerms.value
+MPSRNNMatrixIdLSTMOutputGateInputWeights: Final[int] = MPSRNNMatrixId.lstmOutputGateInputWeights.value
+MPSRNNMatrixIdLSTMOutputGateRecurrentWeights: Final[int] = MPSRNNMatrixId.lstmOutputGateRecurrentWeights.value
+MPSRNNMatrixIdLSTMOutputGateMemoryWeights: Final[int] = MPSRNNMatrixId.lstmOutputGateMemoryWeights.value
+MPSRNNMatrixIdLSTMOutputGateBiasTerms: Final[int] = MPSRNNMatrixId.lstmOutputGateBiasTerms.value
+MPSRNNMatrixIdGRUInputGateInputWeights: Final[int] = MPSRNNMatrixId.gruInputGateInputWeights.value
+MPSRNNMatrixIdGRUInputGateRecurrentWeights: Final[int] = MPSRNNMatrixId.gruInputGateRecurrentWeights.value
+MPSRNNMatrixIdGRUInputGateBiasTerms: Final[int] = MPSRNNMatrixId.gruInputGateBiasTerms.value
+MPSRNNMatrixIdGRURecurrentGateInputWeights: Final[int] = MPSRNNMatrixId.gruRecurrentGateInputWeights.value
+MPSRNNMatrixIdGRURecurrentGateRecurrentWeights: Final[int] = MPSRNNMatrixId.gruRecurrentGateRecurrentWeights.value
+MPSRNNMatrixIdGRURecurrentGateBiasTerms: Final[int] = MPSRNNMatrixId.gruRecurrentGateBiasTerms.value
+MPSRNNMatrixIdGRUOutputGateInputWeights: Final[int] = MPSRNNMatrixId.gruOutputGateInputWeights.value
+MPSRNNMatrixIdGRUOutputGateRecurrentWeights: Final[int] = MPSRNNMatrixId.gruOutputGateRecurrentWeights.value
+MPSRNNMatrixIdGRUOutputGateInputGateWeights: Final[int] = MPSRNNMatrixId.gruOutputGateInputGateWeights.value
+MPSRNNMatrixIdGRUOutputGateBiasTerms: Final[int] = MPSRNNMatrixId.gruOutputGateBiasTerms.value
+MPSRNNMatrixId_count: Final[int] = MPSRNNMatrixId.MPSRNNMatrixId_count.value
+MPSRNNSequenceDirectionForward: Final[int] = MPSRNNSequenceDirection.forward.value
+MPSRNNSequenceDirectionBackward: Final[int] = MPSRNNSequenceDirection.backward.value
 MTLCommandBufferStatusNotEnqueued: Final[int] = MTLCommandBufferStatus.notEnqueued.value
 MTLCommandBufferStatusEnqueued: Final[int] = MTLCommandBufferStatus.enqueued.value
 MTLCommandBufferStatusCommitted: Final[int] = MTLCommandBufferStatus.committed.value
@@ -478,12 +553,16 @@ MPSTemporaryVector: Any = _pyobjc_class(
 _KERNEL: Final[dict[str, Any]] = {
     "_default_device": staticmethod(MTLCreateSystemDefaultDevice),
     "supportsSecureCoding": staticmethod(lambda: True),
-    "initWithDevice_": _init("device"),
     "initWithCoder_": _init("coder"),
     "initWithCoder_device_": _init("coder", "device"),
     "encodeWithCoder_": _method("encode", "with_"),
     "copyWithZone_": _method("copy", "with_"),
     "copyWithZone_device_": _method("copy", "with_", "device"),
+}
+
+_NORMALIZATION: Final[dict[str, Any]] = {
+    **_KERNEL,
+    "initWithDevice_": _init("device"),
     "setNeuronType_parameterA_parameterB_parameterC_": _method(
         "setNeuronType", "neuronType", "parameterA", "parameterB", "parameterC"
     ),
@@ -492,7 +571,7 @@ _KERNEL: Final[dict[str, Any]] = {
 
 MPSMatrixBatchNormalization: Any = _pyobjc_class(
     _batch_normalization.MPSMatrixBatchNormalization,
-    **_KERNEL,
+    **_NORMALIZATION,
     encodeToCommandBuffer_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultMatrix_=_method(
         "encode",
         "commandBuffer",
@@ -507,7 +586,7 @@ MPSMatrixBatchNormalization: Any = _pyobjc_class(
 
 MPSMatrixBatchNormalizationGradient: Any = _pyobjc_class(
     _batch_normalization.MPSMatrixBatchNormalizationGradient,
-    **_KERNEL,
+    **_NORMALIZATION,
     encodeToCommandBuffer_gradientMatrix_inputMatrix_meanVector_varianceVector_gammaVector_betaVector_resultGradientForDataMatrix_resultGradientForGammaVector_resultGradientForBetaVector_=_method(
         "encode",
         "to",
@@ -520,5 +599,125 @@ MPSMatrixBatchNormalizationGradient: Any = _pyobjc_class(
         "resultGradientForDataMatrix",
         "resultGradientForGammaVector",
         "resultGradientForBetaVector",
+    ),
+)
+
+_CHANNELS: Final = ("withInputFeatureChannels", "outputFeatureChannels")
+
+
+def _creator(swift_name: str) -> Any:
+    """A class selector for one of a descriptor's factories."""
+    return classmethod(lambda cls, *arguments: getattr(cls, swift_name)(**_named(_CHANNELS, arguments)))
+
+
+MPSNNNeuronDescriptor: Any = _pyobjc_class(
+    _rnn_descriptor.MPSNNNeuronDescriptor,
+    cnnNeuronDescriptorWithType_=_factory("with_"),
+    cnnNeuronDescriptorWithType_a_=_factory("with_", "a"),
+    cnnNeuronDescriptorWithType_a_b_=_factory("with_", "a", "b"),
+    cnnNeuronDescriptorWithType_a_b_c_=_factory("with_", "a", "b", "c"),
+)
+
+MPSCNNConvolutionDescriptor: Any = _pyobjc_class(
+    _rnn_descriptor.MPSCNNConvolutionDescriptor,
+    cnnConvolutionDescriptorWithKernelWidth_kernelHeight_inputFeatureChannels_outputFeatureChannels_=_factory(
+        "kernelWidth", "kernelHeight", "inputFeatureChannels", "outputFeatureChannels"
+    ),
+    setNeuronType_parameterA_parameterB_=_method("setNeuronType", "neuronType", "parameterA", "parameterB"),
+)
+
+MPSRNNDescriptor: Final = _rnn_descriptor.MPSRNNDescriptor
+
+MPSRNNSingleGateDescriptor: Any = _pyobjc_class(
+    _rnn_descriptor.MPSRNNSingleGateDescriptor,
+    createRNNSingleGateDescriptorWithInputFeatureChannels_outputFeatureChannels_=_creator(
+        "createRNNSingleGateDescriptor"
+    ),
+)
+
+MPSGRUDescriptor: Any = _pyobjc_class(
+    _rnn_descriptor.MPSGRUDescriptor,
+    createGRUDescriptorWithInputFeatureChannels_outputFeatureChannels_=_creator("createGRUDescriptor"),
+)
+
+MPSLSTMDescriptor: Any = _pyobjc_class(
+    _rnn_descriptor.MPSLSTMDescriptor,
+    createLSTMDescriptorWithInputFeatureChannels_outputFeatureChannels_=_creator("createLSTMDescriptor"),
+)
+
+MPSRNNRecurrentMatrixState: Any = _pyobjc_class(
+    _rnn_state.MPSRNNRecurrentMatrixState,
+    getRecurrentOutputMatrixForLayerIndex_=_method("getRecurrentOutputMatrix", "forLayerIndex"),
+    getMemoryCellMatrixForLayerIndex_=_method("getMemoryCellMatrix", "forLayerIndex"),
+)
+
+MPSRNNMatrixTrainingState: Any = _pyobjc_class(_rnn_state.MPSRNNMatrixTrainingState)
+
+MPSRNNMatrixTrainingLayer: Any = _pyobjc_class(
+    _rnn.MPSRNNMatrixTrainingLayer,
+    **_KERNEL,
+    _matrix_type=MPSMatrix,
+    _temporary_matrix_type=MPSTemporaryMatrix,
+    _recurrent_state_type=MPSRNNRecurrentMatrixState,
+    _training_state_type=MPSRNNMatrixTrainingState,
+    initWithDevice_rnnDescriptor_trainableWeights_=_init("device", "rnnDescriptor", "trainableWeights"),
+    createWeightMatrices_=_method("createWeightMatrices", "matricesOut"),
+    createWeightGradientMatrices_dataType_=_method("createWeightGradientMatrices", "matricesOut", "dataType"),
+    createTemporaryWeightGradientMatrices_dataType_commandBuffer_=_method(
+        "createTemporaryWeightGradientMatrices", "matricesOut", "dataType", "commandBuffer"
+    ),
+    encodeCopyWeightsToCommandBuffer_weights_matrixId_matrix_copyFromWeightsToMatrix_matrixOffset_=_method(
+        "encodeCopyWeights",
+        "commandBuffer",
+        "weights",
+        "matrixId",
+        "matrix",
+        "copyFromWeightsToMatrix",
+        "matrixOffset",
+    ),
+    encodeForwardSequenceToCommandBuffer_sourceMatrices_sourceOffsets_destinationMatrices_destinationOffsets_trainingStates_recurrentInputState_recurrentOutputStates_weights_=_method(
+        "encodeForwardSequence",
+        "commandBuffer",
+        "sourceMatrices",
+        "sourceOffsets",
+        "destinationMatrices",
+        "destinationOffsets",
+        "trainingStates",
+        "recurrentInputState",
+        "recurrentOutputStates",
+        "weights",
+    ),
+    encodeForwardSequenceToCommandBuffer_sourceMatrices_destinationMatrices_trainingStates_weights_=_method(
+        "encodeForwardSequence",
+        "commandBuffer",
+        "sourceMatrices",
+        "destinationMatrices",
+        "trainingStates",
+        "weights",
+    ),
+    encodeGradientSequenceToCommandBuffer_forwardSources_forwardSourceOffsets_sourceGradients_sourceGradientOffsets_destinationGradients_destinationOffsets_weightGradients_trainingStates_recurrentInputState_recurrentOutputStates_weights_=_method(
+        "encodeGradientSequence",
+        "commandBuffer",
+        "forwardSources",
+        "forwardSourceOffsets",
+        "sourceGradients",
+        "sourceOffsets",
+        "destinationGradients",
+        "destinationOffsets",
+        "weightGradients",
+        "trainingStates",
+        "recurrentInputState",
+        "recurrentOutputStates",
+        "weights",
+    ),
+    encodeGradientSequenceToCommandBuffer_forwardSources_sourceGradients_destinationGradients_weightGradients_trainingStates_weights_=_method(
+        "encodeGradientSequence",
+        "commandBuffer",
+        "forwardSources",
+        "sourceGradients",
+        "destinationGradients",
+        "weightGradients",
+        "trainingStates",
+        "weights",
     ),
 )

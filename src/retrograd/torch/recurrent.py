@@ -105,10 +105,8 @@ class Recurrent(Leaf):
         for parameter in parameters.values():
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def _split(self, hx: Any) -> tuple[Tensor | None, Tensor | None]:
-        """h0 and c0."""
-        if hx is None:
-            return None, None
+    def _split(self, hx: Any) -> tuple[Tensor, Tensor | None]:
+        """h0 and c0 of the given states."""
         if not CELLS[self._title].has_cells:
             if not isinstance(hx, Tensor):
                 raise TypeError(f"{self._title}: hx must be a tensor, not {type(hx).__name__}")
@@ -132,7 +130,7 @@ class Recurrent(Leaf):
         parameters = self._parameters
         # A parametrized weight is an attribute instead.
         weights: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
-        h0, c0 = self._split(hx)
+        h0, c0 = (None, None) if hx is None else self._split(hx)
         dtype = weights[0].dtype
         if x.dtype is not dtype and torch.is_autocast_enabled("cpu"):
             self._check_storages(x, h0, c0)

@@ -14,7 +14,7 @@ import retrograd
 from retrograd import _core, cli
 from retrograd.lab import bench, cases, verify
 from retrograd.lab.bench import apple as bench_apple
-from retrograd.lab.bench import lstm as bench_lstm
+from retrograd.lab.bench import recurrent as bench_recurrent
 from retrograd.lab.bench import rows as bench_rows
 from retrograd.lab.bench import timing
 from retrograd.lab.bench import train as bench_train
@@ -101,9 +101,33 @@ def test_torch_is_asked_for_the_same_lstm(torch: Any) -> None:
         assert (rivals, contest.notes) == (expected, []), case.name
 
 
-def shortened(case: cases.LstmCase) -> cases.LstmCase:
+@pytest.mark.parametrize("of", [cases.LSTM_OPTION_BENCH_CASES, cases.GRU_BENCH_CASES, cases.RNN_BENCH_CASES])
+def test_torch_and_jax_are_asked_for_the_same_cell(of: tuple[cases.RecurrentCase, ...], torch: Any, jax: Any) -> None:
+    """PyTorch for plain cells, ragged batches, projections and, by a loop over steps, resets; JAX for plain cells."""
+    for case in of:
+        contest = prepared("gru", shortened(case), torch)
+        is_plain = bench_recurrent.plain_case(case) == case
+        in_torch = is_plain or case.reset or getattr(case, "projection", 0)
+        expected = [["plain"], []][is_plain] + ["torch"] * bool(in_torch) + ["jax"] * is_plain
+        rivals = [slot[0].name for slot in contest.slots]
+        assert (rivals, contest.notes) == (["retrograd", *expected, "sgemm"], []), case.name
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_a_rival_that_differs_is_not_timed(library: str, torch: Any, jax: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rival = {"torch": bench_recurrent._Torch, "jax": bench_recurrent._Jax}[library]
+    right = rival.results
+    monkeypatch.setattr(rival, "results", lambda self: [1.1 * array for array in right(self)])
+    contest = prepared("gru", cases.GruCase(4, 3, 5, 7), torch)
+    assert library not in [slot[0].name for slot in contest.slots]
+    assert contest.notes == [f"{library} gives a different result: not timed"]
+
+
+def shortened(case: Any) -> Any:
     lengths = None if case.lengths is None else tuple(1 + length % 6 for length in case.lengths[:5])
     sizes = {"steps": 6, "samples": min(case.samples, 5), "inputs": min(case.inputs, 7), "units": min(case.units, 9)}
+    if getattr(case, "projection", 0):
+        sizes["projection"] = 4
     return dataclasses.replace(case, lengths=lengths, **sizes)
 
 
@@ -124,13 +148,28 @@ def test_an_lstm_is_verified_before_it_is_timed(monkeypatch: pytest.MonkeyPatch)
         errors = verify.LstmErrors(*[17.0 * (name == "dwh") for name in verify.LstmErrors._fields])
         return [verify.VerifyRow(problems[0], "scalar", 1, errors, same_bits=True, ok=False)]
 
-    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1, 2])) == []
-    monkeypatch.setattr(bench_lstm, "verify_lstm", wrong)
-    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1])) == ["dwh is off by 17 tolerances, threads 1"]
+    assert list(bench_recurrent.recurrent_failures(case, _core.isa(), [1, 2])) == []
+    monkeypatch.setattr(bench_recurrent, "verify_lstm", wrong)
+    assert list(bench_recurrent.recurrent_failures(case, _core.isa(), [1])) == [
+        "dwh is off by 17 tolerances, threads 1"
+    ]
     assert (seen[0].steps, seen[0].lengths) == (8, (8, 7, 8))
-    monkeypatch.setattr(bench_lstm, "verify_lstm", lambda *arguments: [])
-    monkeypatch.setattr(bench_lstm, "_in_float64", lambda data: data._replace(x=2 * data.x))
-    assert list(bench_lstm.lstm_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
+    monkeypatch.setattr(bench_recurrent, "verify_lstm", lambda *arguments: [])
+    monkeypatch.setattr(bench_recurrent, "_in_float64", lambda data: data._replace(x=2 * data.x))
+    assert list(bench_recurrent.recurrent_failures(case, _core.isa(), [1])) == ["float32 and float64 differ, threads 1"]
+
+
+@pytest.mark.parametrize(
+    "case", [cases.GruCase(20, 3, 4, 5, lengths=(20, 7, 9)), cases.RnnCase(20, 3, 4, 5, norm="haste")]
+)
+def test_other_cells_are_verified_before_they_are_timed(
+    case: cases.GruCase | cases.RnnCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert list(bench_recurrent.recurrent_failures(case, _core.isa(), [1, 2])) == []
+    name = f"verify_{case.kind_name}"
+    row = verify.VerifyRow(case, "scalar", 2, verify.LstmErrors(*[3.0, *[0.0] * 14]), same_bits=True, ok=False)
+    monkeypatch.setattr(bench_recurrent, name, lambda *arguments: [row])
+    assert list(bench_recurrent.recurrent_failures(case, _core.isa(), [1])) == ["y is off by 3 tolerances, threads 2"]
 
 
 @pytest.mark.parametrize(
@@ -225,9 +264,13 @@ def test_what_a_front_end_adds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_operations_of_real_steps() -> None:
     """Of forward: 8 (I + H) H for each step, sample, direction and layer."""
-    assert bench_lstm._lstm_flops(cases.LstmCase(5, 3, 7, 11))[0] == 5 * 3 * 8 * (7 + 11) * 11
+    assert bench_recurrent._flops(cases.LstmCase(5, 3, 7, 11))[0] == 5 * 3 * 8 * (7 + 11) * 11
     ragged = cases.LstmCase(5, 3, 7, 11, 2, 2, lengths=(5, 0, 2))
-    assert bench_lstm._lstm_flops(ragged) == tuple(k * 7 * 8 * 2 * (18 + 33) * 11 for k in (1, 2, 3))
+    assert bench_recurrent._flops(ragged) == tuple(k * 7 * 8 * 2 * (18 + 33) * 11 for k in (1, 2, 3))
+    assert bench_recurrent._flops(cases.GruCase(5, 3, 7, 11))[0] == 5 * 3 * 6 * (7 + 11) * 11
+    assert bench_recurrent._flops(cases.RnnCase(5, 3, 7, 11, 2))[0] == 5 * 3 * 2 * (18 + 22) * 11
+    projected = cases.LstmCase(5, 3, 7, 11, projection=4)
+    assert bench_recurrent._flops(projected)[0] == 5 * 3 * 2 * (4 * (7 + 4) * 11 + 11 * 4)
 
 
 def test_every_public_function_has_an_overhead_row() -> None:

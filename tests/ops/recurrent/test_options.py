@@ -53,7 +53,7 @@ def test_everything_at_once() -> None:
 @pytest.mark.long
 def test_published_cases() -> None:
     rows = verify_lstm(thread_counts=(1, 2))
-    assert len(rows) == len(cases.LSTM_VERIFY_CASES) * len(ISA_LEVELS) * 2
+    assert len(rows) == len(cases.LSTM_VERIFY_CASES + cases.LSTM_OPTION_CASES) * len(ISA_LEVELS) * 2
     assert [(row.case.name, row.isa, row.threads, row.errors) for row in rows if not row.ok] == []
     # A tolerance that nothing comes near would not be one.
     for dtype in ("float32", "float64"):
@@ -117,12 +117,18 @@ def test_the_three_forms_of_weights_are_one() -> None:
     data = cases.make_lstm_data(case)
     stacked = [cell.stacked() for cell in data.weights]
     expected = run_lstm(case, data, 1).arrays()
-    for cells in (stacked, [LstmParameters(*map(tuple, cell[:4])) for cell in stacked]):
+    for cells in (stacked, [LstmParameters(*(None if a is None else tuple(a) for a in cell)) for cell in stacked]):
         assert_same_bits(run_lstm(case, data._replace(weights=tuple(cells)), 1).arrays(), expected)
     # Of one cell alone, also as a plain tuple.
-    alone = LstmWeights(*data.weights[0][:4])
+    alone = LstmWeights(*data.weights[0])
     y, hn, _, _ = rg.lstm_forward(data.x, alone)
-    for form in (tuple(alone), [*alone], [alone], [tuple(alone)], LstmWeights(*map(list, stacked[0][:4]))):
+    for form in (
+        tuple(alone),
+        [*alone],
+        [alone],
+        [tuple(alone)],
+        LstmWeights(*(None if a is None else [*a] for a in stacked[0])),
+    ):
         got = rg.lstm_forward(data.x, form)
         assert_same_bits([got.y, got.hn.reshape(3, 17)], [y, hn])
 

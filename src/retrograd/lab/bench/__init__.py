@@ -8,8 +8,8 @@ rounds:
 - for a norm, a streaming pass over the minimum number of bytes (forward: x read, y written; backward: x, dy, and with
   an activation y, read, dx written) of arrays of the same size, with ordinary or non-temporal stores, whichever is
   faster;
-- for an LSTM, its matrix products at the speed of NumPy's (BLAS) product of two 1024 x 1024 matrices, with as many
-  threads;
+- for an LSTM, GRU or RNN, its matrix products at the speed of NumPy's (BLAS) product of two 1024 x 1024 matrices, with
+  as many threads;
 - for a convolution, a matrix product of as many operations, likewise; pooling has no bound;
 - for a linear recurrence, copies of as many bytes as its arrays have (forward: a and b read, y written; backward: dy, a
   and y read, da and db written), with ordinary or non-temporal stores, whichever is faster;

@@ -23,6 +23,7 @@ _OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
         "DNNL_MAX_CPU_ISA": "AVX2",
         "MKL_ENABLE_INSTRUCTIONS": "AVX2",
         "OPENBLAS_CORETYPE": "Haswell",
+        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
     },
     "scalar": {
         "ATEN_CPU_CAPABILITY": "default",
@@ -30,6 +31,7 @@ _OTHERS: Final[Mapping[str, Mapping[str, str]]] = {
         "DNNL_MAX_CPU_ISA": "SSE41",
         "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
         "OPENBLAS_CORETYPE": "ARMV8" if platform.machine() in ("aarch64", "arm64") else "Nehalem",
+        "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
     },
 }
 _OWN: Final = "RETROGRAD_ISA"

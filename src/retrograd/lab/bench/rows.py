@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fnmatch
+import importlib
 import importlib.util
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +17,11 @@ import retrograd
 
 from ... import _core
 from ..cases import (
+    GRU_BENCH_CASES,
     LSTM_BENCH_CASES,
+    LSTM_OPTION_BENCH_CASES,
     NORM_BENCH_CASES,
-    make_lstm_data,
+    RNN_BENCH_CASES,
     make_norm_data,
 )
 from .apple import APPLE_CASES, apple_contest, apple_failures
@@ -27,11 +30,11 @@ from .drop_in import DROP_IN_CASES, drop_in_contest, drop_in_failures, make_drop
 from .images import image_contest, image_failures
 from .jax_layers import JAX_CASES, jax_contest, jax_failures, make_jax_layer
 from .levels import restrictions
-from .lstm import lstm_contest, lstm_failures
 from .norm import norm_contest, norm_failures
 from .overhead import overhead_calls
 from .pool import POOL_CASES
 from .products import PRODUCT_CASES, make_product_data, product_contest, product_failures
+from .recurrent import make_bench_data, recurrent_contest, recurrent_failures
 from .scan import SCAN_CASES, make_scan, scan_contest, scan_failures
 from .sgemm import blas_core
 from .steps import STEP_CASES, make_step, step_contest, step_failures
@@ -135,14 +138,21 @@ SUITES: Final[Mapping[str, _Suite]] = {
         make_norm_data,
         norm_failures,
         norm_contest,
-        lambda name: not name.startswith(("lstm_", "scan_")),
+        lambda name: not name.startswith(("lstm_", "gru_", "rnn_", "scan_")),
     ),
     "lstm": _Suite(
-        LSTM_BENCH_CASES,
-        make_lstm_data,
-        lstm_failures,
-        lstm_contest,
+        (*LSTM_BENCH_CASES, *LSTM_OPTION_BENCH_CASES),
+        make_bench_data,
+        recurrent_failures,
+        recurrent_contest,
         lambda name: name.startswith("lstm_"),
+    ),
+    "gru": _Suite(
+        (*GRU_BENCH_CASES, *RNN_BENCH_CASES),
+        make_bench_data,
+        recurrent_failures,
+        recurrent_contest,
+        lambda name: name.startswith(("gru_", "rnn_")),
     ),
     "conv": _Suite(
         (*CONV_CASES, *POOL_CASES),
@@ -332,6 +342,8 @@ def _version_of(provider: str, machine: Machine) -> str:
     if provider == "torch":
         assert machine.torch is not None
         return str(machine.torch.__version__)
+    if provider == "jax":
+        return str(importlib.import_module("jax").__version__)
     return np.__version__ if provider == "sgemm" else retrograd.__version__
 
 

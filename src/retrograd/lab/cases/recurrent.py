@@ -15,12 +15,15 @@ from .norm import ACTIVATION_PARAMETERS
 from .types import Array, NamedActivation, Peephole, RecurrentMask, WeightsForm
 
 __all__ = [
+    "GRU_BENCH_CASES",
     "GRU_STANDARD",
     "GRU_VERIFY_CASES",
     "LSTM_BENCH_CASES",
+    "LSTM_OPTION_BENCH_CASES",
     "LSTM_OPTION_CASES",
     "LSTM_STANDARD",
     "LSTM_VERIFY_CASES",
+    "RNN_BENCH_CASES",
     "RNN_STANDARD",
     "RNN_VERIFY_CASES",
     "GruCase",
@@ -101,10 +104,15 @@ def _all_stacked(parts: dict[str, Any], gates: int) -> dict[str, Any]:
     wh, projection = parts["wh"], parts.get("projection")
     like = projection if projection is not None else wh[0] if isinstance(wh, (tuple, list)) else wh
     units = like.shape[-1]
-    return {
-        name: part if part is None or name in _NOT_OF_GATES else _stacked(part, units, gates, name in _MATRICES)
-        for name, part in parts.items()
-    }
+
+    def stacked(name: str, part: Any) -> Any:
+        if part is None or name in _NOT_OF_GATES:
+            return part
+        if isinstance(part, (tuple, list)) and all(gate is None for gate in part):
+            return None
+        return _stacked(part, units, gates, name in _MATRICES)
+
+    return {name: stacked(name, part) for name, part in parts.items()}
 
 
 def _stacked(part: Any, units: int, gates: int, is_matrix: bool) -> Array:
@@ -452,7 +460,7 @@ def _with_activations(**names: str) -> tuple[NamedActivation, ...]:
     return _activations(LstmCase, **names)
 
 
-def _lstm_bench_cases() -> Iterator[LstmCase]:
+def _sizes_to_time(of: type[_Case]) -> Iterator[_Case]:
     for sizes, workload in (
         ((20, 1, 4, 16, 1, 1), "sensor"),
         ((32, 1, 32, 64, 1, 1), "streaming"),
@@ -464,11 +472,23 @@ def _lstm_bench_cases() -> Iterator[LstmCase]:
         ((100, 32, 40, 256, 2, 2), "speech"),
         ((20, 8, 1024, 1024, 1, 1), "wide"),
     ):
-        yield LstmCase(*sizes, workload=workload)
+        yield of(*sizes, workload=workload)
     lengths = np.linspace(10, 100, 32).round().astype(int)
     np.random.default_rng(0).shuffle(lengths)
-    yield LstmCase(100, 32, 128, 128, lengths=tuple(lengths.tolist()), workload="ragged")
-    yield LstmCase(10_000, 1, 64, 64, workload="long")
+    yield of(100, 32, 128, 128, lengths=tuple(lengths.tolist()), workload="ragged")
+    yield of(10_000, 1, 64, 64, workload="long")
+
+
+def _options_to_time(of: type[_Case], *own: tuple[str, Any]) -> Iterator[_Case]:
+    """Yield cases with one option inside the recurrence each; `own` has those that only this cell has."""
+    masks = ("mask", "tied"), *[("mask", "gates")] * (of.gates > 1)
+    for sizes in ((32, 8, 64, 64), (64, 32, 128, 128)):
+        for name, value in (("reset", True), *masks, ("zoneout", 0.1), ("clip", 3.0), ("norm", "haste"), *own):
+            yield of(*sizes, **{name: value})
+
+
+def _lstm_bench_cases() -> Iterator[LstmCase]:
+    yield from _sizes_to_time(LstmCase)
     yield LstmCase(64, 32, 128, 128, peephole="diagonal", workload="peepholes")
     hard = _with_activations(i="hard_sigmoid", f="hard_sigmoid", o="hard_sigmoid")
     yield LstmCase(64, 32, 128, 128, activations=hard, workload="own activations")
@@ -620,6 +640,16 @@ def _distinct(every: Iterator[_Case]) -> tuple[_Case, ...]:
 
 # The rows of the tables in docs/performance.md, float32.
 LSTM_BENCH_CASES: Final[tuple[LstmCase, ...]] = _distinct(_lstm_bench_cases())
+LSTM_OPTION_BENCH_CASES: Final[tuple[LstmCase, ...]] = (
+    *_options_to_time(LstmCase, ("norm", "cell"), ("zoneout_c", 0.1), ("cell_clip", 3.0), ("coupled", True)),
+    LstmCase(32, 8, 64, 64, projection=32),
+    LstmCase(64, 32, 128, 128, projection=64),
+)
+GRU_BENCH_CASES: Final[tuple[GruCase, ...]] = (
+    *_sizes_to_time(GruCase),
+    *_options_to_time(GruCase, ("kind", "before")),
+)
+RNN_BENCH_CASES: Final[tuple[RnnCase, ...]] = (*_sizes_to_time(RnnCase), *_options_to_time(RnnCase))
 # Small enough to run completely at every instruction-set level.
 LSTM_VERIFY_CASES: Final[tuple[LstmCase, ...]] = _distinct(_lstm_verify_cases())
 LSTM_OPTION_CASES: Final[tuple[LstmCase, ...]] = _distinct(_lstm_option_cases())

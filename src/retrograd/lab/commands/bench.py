@@ -33,7 +33,11 @@ def add_command(commands: Any) -> None:
         "The bound of an LSTM is its matrix products at the speed of NumPy's on 1024 x 1024 matrices, with as many "
         "threads. GFLOPS count the matrix products only, and only the real steps of a ragged batch, for which PyTorch "
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
-        "same LSTM without the row's options. "
+        "same LSTM without the row's options. PyTorch has no 'reset', and gets a loop over steps. "
+    )
+    gru = (
+        "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound, and alternate "
+        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. "
     )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
@@ -81,6 +85,7 @@ def add_command(commands: Any) -> None:
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
         ("lstm", ["lstm"], "LSTM", method + lstm),
+        ("gru", ["gru"], "GRU and RNN", method + lstm + gru),
         ("conv", ["conv"], "convolutions and pooling", method + conv),
         ("scan", ["scan"], "linear recurrences", method + scan),
         ("products", ["products"], "matrix products", products),
@@ -91,9 +96,9 @@ def add_command(commands: Any) -> None:
         ("jax", ["jax"], "layers under JAX's jit", jax),
         (
             "all",
-            ["norm", "lstm", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax"],
+            ["norm", "lstm", "gru", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + conv + scan + products + apple + train + steps + torch + jax,
+            method + norm + lstm + gru + conv + scan + products + apple + train + steps + torch + jax,
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -141,8 +146,8 @@ def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
     suite.add_argument(
         "--isa",
         metavar="LEVEL",
-        help="run at this instruction-set level, and keep PyTorch, oneDNN, MKL and OpenBLAS at it (default: as the "
-        "environment says)",
+        help="run at this instruction-set level, and keep PyTorch, JAX, oneDNN, MKL and OpenBLAS at it (default: as "
+        "the environment says)",
     )
     suite.add_argument(
         "--compare",
@@ -195,13 +200,13 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [Column("torch µs", 9), Column("vs torch", 8)]
-    if {"norm", "lstm", "conv", "scan", "products"} & set(options.suites):
+    if {"norm", "lstm", "gru", "conv", "scan", "products"} & set(options.suites):
         columns += [Column("of bound", 8)]
-    if {"lstm", "conv", "products"} & set(options.suites):
+    if {"lstm", "gru", "conv", "products"} & set(options.suites):
         columns += [Column("GFLOPS", 6)]
     if "products" in options.suites:
         columns += [Column("of peak", 7)]
-    if "lstm" in options.suites:
+    if {"lstm", "gru"} & set(options.suites):
         columns += [Column("over plain", 10)]
     if {"apple", "torch", "jax"} & set(options.suites):
         columns += [Column("arrays µs", 9), Column("added µs", 8)]
@@ -211,7 +216,7 @@ def _bench(options: argparse.Namespace) -> int:
         columns += [Column("log µs", 8), Column("assoc. µs", 9)]
     if "steps" in options.suites:
         columns += [Column("nn µs", 8), Column("compile µs", 10)]
-    if {"scan", "steps"} & set(options.suites):
+    if {"gru", "scan", "steps"} & set(options.suites):
         columns += [Column("jax µs", 8)]
     if "train" in options.suites:
         columns += [Column("tokens/s", 8)]

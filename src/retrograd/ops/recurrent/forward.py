@@ -369,7 +369,7 @@ def lstm_cache_size(
 ) -> int:
     """The size of a forward pass's cache in bytes. A ragged batch needs less: pass its `lengths` or `batch_sizes`.
 
-    With a mask, zoneout or layer normalization it is larger: ``lstm_cache(...).size``.
+    With a mask or layer normalization it is larger: ``lstm_cache(...).size``.
     """
     sizes = (seq_len, batch_size, input_size, hidden_size, num_layers)
     return _cache_size(LSTM, sizes, projection, bidirectional, dtype, lengths, batch_sizes)

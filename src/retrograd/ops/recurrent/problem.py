@@ -411,6 +411,8 @@ def bind(
         bool(training),
         options,
     )
+    if options.norm is None:
+        _check_no_norm(cells, problem)
     active = order = reset = mask = zoneout = cell_zoneout = None
     if lengths is not None or batch_sizes is not None:
         active, order = _ragged(problem.steps, problem.samples, lengths, batch_sizes)
@@ -439,6 +441,21 @@ def bind(
             cell_zoneout,
         )
     )
+
+
+# Where the parameters of layer normalization begin, by the name of the cell.
+_NORM_FIELDS: Final = {cell.name: cell.fields.index("gamma_x") for cell in CELL_TYPES.values()}
+
+
+def _check_no_norm(cells: list[Cell], problem: Problem) -> None:
+    """Raise for parameters of a norm that is not asked for, and would be ignored."""
+    first = _NORM_FIELDS[problem.cell.name]
+    for index, cell in enumerate(cells):
+        for field in range(first, len(cell)):
+            if cell[field] is not None:
+                name = problem.cell.fields[field]
+                label = name if problem.single else f"weights[{index}].{name}"
+                raise ArgumentValueError(label, "{argument} is given, but {norm} is None")
 
 
 def _projected(projection: Any, outputs: int) -> tuple[int, int]:

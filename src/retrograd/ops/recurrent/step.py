@@ -116,4 +116,4 @@ def _with_time(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _row(dx: Array | None) -> Array | None:
-    return None if dx is None else dx[0]
+    return None if dx is None else np.asarray(dx)[0] if isinstance(dx, memoryview) else dx[0]
