@@ -168,7 +168,7 @@ def test_bench_lstm_against_the_matrix_product(tmp_path: Path, without_torch: st
         (provider, pass_) for provider in ("retrograd", "sgemm") for pass_ in ("forward", "backward", "step")
     }
     assert {case for case, _, pass_ in rows if pass_ == "call"} == {
-        f"overhead_lstm_{name}" for name in ("forward", "backward", "cache", "cache_size")
+        f"overhead_lstm_{name}" for name in ("forward", "backward", "cache", "cache_size", "step", "step_backward")
     }
     forward, step, limit = (
         rows[(SMALL_LSTM_ROW, *key)] for key in (("retrograd", "forward"), ("retrograd", "step"), ("sgemm", "step"))
@@ -296,7 +296,7 @@ def test_bench_lists_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     for suite, expected in names.items():
         assert cli.main(["bench", suite, "--list"]) == 0
         assert capsys.readouterr().out.splitlines() == expected
-    suites = ("norm", "lstm", "gru", "conv", "products", "apple", "train", "steps", "torch", "jax")
+    suites = ("norm", "lstm", "gru", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax")
     assert names["all"] == [name for suite in suites for name in names[suite]]
     assert len(set(names["all"])) == len(names["all"])
     overheads = [name for name in names["all"] if name.startswith("overhead_")]

@@ -289,8 +289,9 @@ private:
         if (reset.present() && shape.directions == 2) throw nb::value_error("reset in two directions");
         shape.reset = static_cast<const uint8_t*>(reset.data());
         const View& mask = arrays.add(in.mask, "mask", element_);
-        if (mask.present() != (shape.mask_kind != MaskKind::none))
+        if (is_absent(in.mask) != (shape.mask_kind == MaskKind::none)) {
             throw nb::value_error("a mask, or none, is expected");
+        }
         const std::array<int64_t, 5> masked = {cells(), copies(), shape.steps, shape.samples, shape.outputs()};
         const std::array<int64_t, 5> of_mask = broadcast_strides(arrays.call, mask, masked);
         if (mask.present()) shape.mask = {mask.data(), of_mask[0], of_mask[1], of_mask[2], of_mask[3]};

@@ -51,6 +51,10 @@ def as_ctypes(values: Any) -> Any:
 # ---- tensors --------------------------------------------------------------------------------------------------------
 
 
+RECURRENT = [f"{cell}_{function}" for cell in ("lstm", "gru", "rnn") for function in ("forward", "step")]
+CACHES = (rg.NormCache, rg.LstmCache, rg.GruCache, rg.RnnCache, rg.ScanCache)
+
+
 def as_tensors(torch: Any, value: Any) -> Any:
     """A tree with tensors in the place of arrays, where PyTorch has such tensors."""
     if isinstance(value, np.ndarray):
@@ -63,14 +67,14 @@ def as_tensors(torch: Any, value: Any) -> Any:
         return type(value)(as_tensors(torch, part) for part in value)
     if type(value) is dict:
         return {key: as_tensors(torch, part) for key, part in value.items()}
-    if isinstance(value, tuple) and not isinstance(value, (rg.NormCache, rg.LstmCache)):
+    if isinstance(value, tuple) and not isinstance(value, CACHES):
         return tuple.__new__(type(value), [as_tensors(torch, part) for part in value])
     return value
 
 
 def leaves(value: Any) -> Iterator[Any]:
     """The arrays and tensors of a tree, caches left out."""
-    if isinstance(value, (rg.NormCache, rg.LstmCache, np.generic)):
+    if isinstance(value, (*CACHES, np.generic)):
         return
     if isinstance(value, (tuple, list)):
         for part in value:
@@ -117,7 +121,7 @@ def test_every_function_takes_tensors(torch: Any, name: str) -> None:
         given = [id(leaf) for leaf in leaves(tensors)]
         assert all(isinstance(ours, torch.Tensor) or id(ours) in given for ours, _ in pairs)
         written = (WRITTEN | {"cache"}) & set(arrays)
-        if name == "lstm_forward":
+        if name in RECURRENT:
             written.discard("cache")  # the stamp of its pass is in it
         pairs += [pair for key in written for pair in zip(leaves(tensors[key]), leaves(arrays[key]), strict=True)]
         for ours, theirs in pairs:

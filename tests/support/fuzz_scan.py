@@ -77,7 +77,7 @@ SCAN_GENERATORS: dict[str, Callable[[Maker], Arguments]] = {
 }
 
 
-# ---- what the oracle says ---------------------------------------------------------------------------------------------
+# ---- what the oracle says -------------------------------------------------------------------------------------------
 
 
 def scan_factors(a: Array, whole: Array, reset: Any) -> Array:

@@ -50,10 +50,8 @@ class Plan(NamedTuple):
     places: tuple[int, ...]  # of these among the cell's fields
     options: dict[str, Any]  # of the array functions
     zoneout: tuple[float | None, float | None] | None  # rates, of the hidden and the cell state
-
-    @property
-    def adds_biases(self) -> bool:
-        return _ADDED in self.places
+    has_cells: bool  # an LSTM
+    adds_biases: bool  # a second bias to the first
 
     def cell_options(self) -> CellOptions:
         """The options, as the array functions pass them on."""
@@ -78,7 +76,7 @@ def plan_of(layer: str, parameters: str, options: str) -> Plan:
         given["activations"] = cell.activations(*(fused_activation(*function) for function in given["activations"]))
     if "activation" in given:
         given["activation"] = fused_activation(*given["activation"])
-    return Plan(cell, layer.endswith("Cell"), names, places, given, rates)
+    return Plan(cell, layer.endswith("Cell"), names, places, given, rates, cell.has_cells, _ADDED in places)
 
 
 def encoded(options: Mapping[str, Any]) -> str:
@@ -131,7 +129,7 @@ class Recurrent(NamedTuple):
         return (
             x[None] if plan.single else x,
             cells[0] if plan.single else cells,
-            None if h0 is None else array(h0, layer, "hx[0]" if plan.cell.has_cells else "hx"),
+            None if h0 is None else array(h0, layer, "hx[0]" if plan.has_cells else "hx"),
             None if c0 is None else array(c0, layer, "hx[1]"),
         )
 
@@ -167,20 +165,24 @@ def forward(given: Recurrent) -> tuple[Tensor | None, Tensor, Tensor | None, Rec
     """Returns y, hn and cn. A single step has no y, and only an LSTM has cn."""
     plan = given.plan
     arrays = given.arrays(plan)
-    draws = given.seed is not None
-    y, hn, *cn, cache = FUNCTIONS[plan.cell.name].forward(
-        *(arrays if plan.cell.has_cells else arrays[:3]),
-        training=given.keep or draws,
+    result = FUNCTIONS[plan.cell.name].forward(
+        *(arrays if plan.has_cells else arrays[:3]),
+        training=given.keep or given.seed is not None,
         recompute=given.recompute or not given.keep,
         num_threads=num_threads(),
         **given.keywords(plan),
     )
     return (
-        None if plan.single else torch.from_numpy(y),
-        torch.from_numpy(hn),
-        torch.from_numpy(cn[0]) if cn else None,
-        cache,
+        None if plan.single else torch.from_numpy(result[0]),
+        torch.from_numpy(result[1]),
+        torch.from_numpy(result[2]) if plan.has_cells else None,
+        result[-1],
     )
+
+
+def sums_of_biases(plan: Plan, cache: RecurrentCache) -> list[Array]:
+    """The sums that forward has computed, one per cell, if this cell adds its biases."""
+    return [cell[_BIAS] for cell in cache.cells] if plan.adds_biases else []
 
 
 def backward(
@@ -203,7 +205,7 @@ def backward(
         **outgoing,
     )
     found: list[Array | None] = [dx[0] if plan.single and dx is not None else dx, *dstates]
-    if not plan.cell.has_cells:
+    if not plan.has_cells:
         found.append(None)
     for dcell in ((dweights,) if plan.single else dweights) if dweights is not None else ():
         for place in plan.places:

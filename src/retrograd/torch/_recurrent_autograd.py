@@ -14,7 +14,7 @@ from ..ops.recurrent.cache import BareCache
 from ..ops.recurrent.problem import problem_of
 from ._arrays import array
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
-from ._recurrent import FUNCTIONS, Recurrent, backward, dtype_of, forward
+from ._recurrent import FUNCTIONS, Recurrent, backward, dtype_of, forward, sums_of_biases
 
 # The number of leading fields of a Recurrent that are tensors with gradients, and that are tensors.
 _DIFFERENTIABLE: Final = 4
@@ -71,8 +71,8 @@ class _Recurrent(torch.autograd.Function):
     def forward(ctx: Any, given: Recurrent, *inputs: Tensor | None) -> tuple[Tensor | None, Tensor, Tensor | None]:
         y, hn, cn, cache = forward(given)
         assert cache is not None
-        ctx.cache = cache.without_arrays()
-        ctx.biases = [cell[2] for cell in cache.cells] if given.plan.adds_biases else []
+        ctx.cache, ctx.layer = cache.without_arrays(), given.layer
+        ctx.biases = sums_of_biases(given.plan, cache)
         buffer = None if cache.buffer is None else torch.from_numpy(cache.buffer)
         # The bare cache has copies of the lengths, resets and the seed, which may be overwritten before backward, but
         # not of the mask: as a saved tensor, a changed one is detected.
@@ -82,8 +82,7 @@ class _Recurrent(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outgoing: Tensor | None) -> tuple[Tensor | None, ...]:
         backward = partial(_backward_eager, ctx.options, ctx.needs_input_grad[1:], ctx.cache, ctx.biases)
-        layer = new_recurrent((None,) * _TENSORS + ctx.options).layer
-        return None, *differentiate_once(layer, backward, *outgoing, *ctx.saved_tensors)
+        return None, *differentiate_once(ctx.layer, backward, *outgoing, *ctx.saved_tensors)
 
 
 _apply: Final = apply_of(_Recurrent)
@@ -158,7 +157,7 @@ def _shapes(*arguments: Any) -> tuple[Tensor, ...]:
     return (
         x.new_empty(0) if plan.single else x.new_empty((*shape[:2], outputs * directions)),
         x.new_empty((*lead, outputs)),
-        x.new_empty((*lead, units)) if plan.cell.has_cells else x.new_empty(0),
+        x.new_empty((*lead, units)) if plan.has_cells else x.new_empty(0),
         x.new_empty(size, dtype=torch.uint8),
     )
 
@@ -175,9 +174,9 @@ def _backward_kernel(dy: Tensor | None, dhn: Tensor | None, dcn: Tensor | None, 
     buffer = array(filled, given.layer, "cache") if filled.numel() else None
     arrays = given.arrays(plan)
     cache = FUNCTIONS[plan.cell.name].cache(
-        *(arrays if plan.cell.has_cells else arrays[:3]), buffer=buffer, **given.keywords(plan)
+        *(arrays if plan.has_cells else arrays[:3]), buffer=buffer, **given.keywords(plan)
     )
-    outgoing = None if plan.single else dy, dhn, dcn if plan.cell.has_cells else None
+    outgoing = None if plan.single else dy, dhn, dcn if plan.has_cells else None
     return [gradient for gradient in backward(given, need, cache, *outgoing) if gradient is not None]
 
 

@@ -39,6 +39,7 @@ class Recurrent(Leaf):
     bias: bool
     proj_size: int = 0
     _title: ClassVar[str]  # of CELLS
+    _has_cells: ClassVar[bool] = False  # beside the hidden state
     _names: ClassVar[tuple[str, ...]] = ("clip", "zoneout", "recompute")  # of the options
     _encoded: str = ""  # the options of the engine
     _more: str = ""  # the names of parameters that PyTorch's layer has not
@@ -69,7 +70,7 @@ class Recurrent(Leaf):
         for part in self.zoneout if isinstance(self.zoneout, tuple) else (self.zoneout,):
             if part is not None and not (isinstance(part, (int, float)) and 0 <= part < 1):
                 raise ValueError(f"{self._title}: zoneout is {part!r}, must be at least 0 and below 1")
-        if isinstance(self.zoneout, tuple) and (len(self.zoneout) != 2 or not CELLS[self._title].has_cells):
+        if isinstance(self.zoneout, tuple) and (len(self.zoneout) != 2 or not self._has_cells):
             raise ValueError(
                 f"{self._title}: zoneout is {self.zoneout!r}, must be a rate, or for an LSTM two, of h and c"
             )
@@ -107,7 +108,7 @@ class Recurrent(Leaf):
 
     def _split(self, hx: Any) -> tuple[Tensor, Tensor | None]:
         """h0 and c0 of the given states."""
-        if not CELLS[self._title].has_cells:
+        if not self._has_cells:
             if not isinstance(hx, Tensor):
                 raise TypeError(f"{self._title}: hx must be a tensor, not {type(hx).__name__}")
             return hx, None
@@ -120,13 +121,15 @@ class Recurrent(Leaf):
         x: Tensor,
         hx: Any,
         names: Sequence[str],
-        layers: tuple[int, bool, bool, float],
-        lengths: Any = None,
-        batch_sizes: Tensor | None = None,
-        reset: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """y, hn and cn. `layers` is the number of cells, bidirectional, batch_first, and the dropout between layers."""
+        bidirectional: bool,
+        batch_first: bool,
+        dropout: float,
+        lengths: Any,
+        batch_sizes: Tensor | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """y and the final states."""
         parameters = self._parameters
         # A parametrized weight is an attribute instead.
         weights: list[Any] = [parameters[name] if name in parameters else getattr(self, name) for name in names]
@@ -136,12 +139,11 @@ class Recurrent(Leaf):
             self._check_storages(x, h0, c0)
             x = x.to(dtype)
             h0, c0 = (None if state is None else state.to(dtype) for state in (h0, c0))
-        cells, bidirectional, batch_first, dropout = layers
-        self._check(x, h0, c0, cells, batch_first, dtype)
+        self._check(x, h0, c0, batch_first, dtype)
         if mask is not None and mask.requires_grad:
             raise ValueError(f"{self._title}: mask requires a gradient, but masks have none; pass mask.detach()")
         draws = self.training and (dropout > 0 or self.zoneout is not None)
-        return run(
+        y, hn, cn = run(
             new_recurrent(
                 (
                     x,
@@ -164,10 +166,13 @@ class Recurrent(Leaf):
                 )
             )
         )
+        return y, (hn, cn) if self._has_cells else hn
 
-    def _check(
-        self, x: Tensor, h0: Tensor | None, c0: Tensor | None, cells: int, batch_first: bool, dtype: torch.dtype
-    ) -> None:
+    def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
+        """The first axes of the states."""
+        raise NotImplementedError
+
+    def _check(self, x: Tensor, h0: Tensor | None, c0: Tensor | None, batch_first: bool, dtype: torch.dtype) -> None:
         title = self._title
         if x.shape[-1] != self.input_size:
             raise ValueError(f"{title}: input has shape {tuple(x.shape)}, but input_size is {self.input_size}")
@@ -178,10 +183,9 @@ class Recurrent(Leaf):
             )
         if h0 is None and c0 is None:
             return
-        lead = (cells, x.shape[0 if batch_first else 1]) if cells else x.shape[:1]
-        has_cells = CELLS[title].has_cells
-        states = [("hx[0]" if has_cells else "hx", h0, self.proj_size or self.hidden_size)]
-        if has_cells:
+        lead = self._lead(x, batch_first)
+        states = [("hx[0]" if self._has_cells else "hx", h0, self.proj_size or self.hidden_size)]
+        if self._has_cells:
             states.append(("hx[1]", c0, self.hidden_size))
         for name, state, size in states:
             expected = (*lead, size)
@@ -302,11 +306,11 @@ class Layers(Recurrent, torch.nn.RNNBase):
 
     def _layers(self, x: Tensor, hx: Any, batch_first: bool, *rest: Any) -> tuple[Tensor, Any]:
         """y and the final states, of all layers of a batch. `rest` are the last arguments of `_run`."""
-        cells = self.num_layers * (1 + self.bidirectional)
         dropout = self.dropout if self.num_layers > 1 else 0.0
-        layers = (cells, self.bidirectional, batch_first, dropout)
-        y, hn, cn = self._run(x, hx, self._flat_weights_names, layers, *rest)
-        return y, (hn, cn) if CELLS[self._title].has_cells else hn
+        return self._run(x, hx, self._flat_weights_names, self.bidirectional, batch_first, dropout, *rest)
+
+    def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
+        return self.num_layers * (1 + self.bidirectional), x.shape[0 if batch_first else 1]
 
 
 # ---- single steps ----------------------------------------------------------------------------------------------------
@@ -349,9 +353,11 @@ class Step(Recurrent, torch.nn.RNNCellBase):
             hx = None if hx is None else _each(hx, lambda state: state.unsqueeze(0))
             reset = None if reset is None else reset.unsqueeze(0)
         names = self._parameter_names()
-        _, hn, cn = self._run(input, hx, names.split(), (0, False, False, 0.0), None, None, reset)
-        states = (hn, cn) if CELLS[self._title].has_cells else hn
+        _, states = self._run(input, hx, names.split(), False, False, 0.0, None, None, reset, None)
         return states if batched else _each(states, lambda state: state.squeeze(0))
+
+    def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
+        return (x.shape[0],)
 
 
 # ---- the cells -------------------------------------------------------------------------------------------------------
@@ -365,6 +371,7 @@ class _Lstm(Recurrent):
     activations: LstmActivations | None = None
     coupled: bool = False
     cell_clip: float | None = None
+    _has_cells = True
     _names = ("peephole", "output_gate_reads", "activations", "coupled", "cell_clip", *Recurrent._names)
 
     def _set_options(self, options: dict[str, Any]) -> None:

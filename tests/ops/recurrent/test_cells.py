@@ -349,9 +349,10 @@ def test_zoneout_rates(cell: str) -> None:
     inference = forward(case, data, zoneout=0.25, training=False)
     assert_same_bits(outputs(inference), outputs(forward(case, data, zoneout=share, training=False)))
     if cell == "lstm":
-        both = forward(case, data, zoneout=(None, 0.9), seed=3)
-        gates = both.cache.gates()
-        assert 0.88 < np.mean(gates.c[1:] == gates.c[:-1]) < 0.92
+        last, before = (
+            forward(case, data._replace(x=data.x[:steps]), zoneout=(None, 0.9), seed=3).cn for steps in (30, 29)
+        )
+        assert 0.86 < np.mean(last == before) < 0.94
 
 
 @cells

@@ -63,6 +63,8 @@ def as_mask(factors: Factors, problem: Problem) -> Array | None:
     if factors.mask is None:
         return None
     mask = factors.mask if type(factors.mask) is np.ndarray else _args.as_array("mask", factors.mask)
+    if mask.ndim and mask.shape[-1] == 1 < problem.outputs:
+        mask = np.repeat(mask, problem.outputs, -1)  # the engine does not broadcast units
     return np.swapaxes(mask, -3, -2) if problem.batch_first and mask.ndim >= 3 else mask
 
 
@@ -133,6 +135,8 @@ def _zoneout(value: Any, width: int, problem: Problem, seed: int, training: bool
     if array is None and not isinstance(value, (int, float)):
         array = _args.as_array("zoneout", value)
     if array is not None and array.ndim:
+        if array.shape[-1] == 1 < width:
+            array = np.repeat(array, width, -1)  # the engine does not broadcast units
         return np.swapaxes(array, -3, -2) if problem.batch_first and array.ndim >= 3 else array
     rate = _args.as_number("zoneout", value)
     if not 0 <= rate < 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _args
 from .._call import public
-from .._errors import ArgumentValueError
+from .._errors import ArgumentTypeError, ArgumentValueError
 from .._types import Array
 from .backward import LstmGradients, RecurrentGradients, gru_backward, lstm_backward, rnn_backward
 from .cache import GruCache, LstmCache, RnnCache
@@ -48,21 +48,21 @@ def lstm_step(
     `weights` and `options` are those of :func:`lstm_forward` for a sequence of one step. Of several layers, the output
     is the last of the states, ``h[-1]``.
     """
-    _, hn, cn, cache = lstm_forward(_sequence(x), weights, h, c, **_checked(options))
+    _, hn, cn, cache = _plain(lstm_forward)(_sequence(x), weights, h, c, **_checked(options))
     return LstmStep(hn, cn, cache)
 
 
 @public
 def gru_step(x: Array, weights: GruWeights | Sequence[Any], h: Array | None = None, **options: Any) -> GruStep:
     """One step of a GRU; see :func:`lstm_step`."""
-    _, hn, cache = gru_forward(_sequence(x), weights, h, **_checked(options))
+    _, hn, cache = _plain(gru_forward)(_sequence(x), weights, h, **_checked(options))
     return GruStep(hn, cache)
 
 
 @public
 def rnn_step(x: Array, weights: RnnWeights | Sequence[Any], h: Array | None = None, **options: Any) -> RnnStep:
     """One step of an RNN; see :func:`lstm_step`."""
-    _, hn, cache = rnn_forward(_sequence(x), weights, h, **_checked(options))
+    _, hn, cache = _plain(rnn_forward)(_sequence(x), weights, h, **_checked(options))
     return RnnStep(hn, cache)
 
 
@@ -72,22 +72,27 @@ def lstm_step_backward(dh: Array | None, dc: Array | None, cache: LstmCache, **o
 
     ``dh0`` and ``dc0`` are the gradients of the states before the step. `options` are those of :func:`lstm_backward`.
     """
-    found = lstm_backward(None, cache, dhn=dh, dcn=dc, **_with_time(options))
+    found: LstmGradients = _plain(lstm_backward)(None, cache, dhn=dh, dcn=dc, **_with_time(options))
     return found._replace(dx=_row(found.dx))
 
 
 @public
 def gru_step_backward(dh: Array | None, cache: GruCache, **options: Any) -> RecurrentGradients:
     """Gradients of :func:`gru_step` from that of its state; see :func:`lstm_step_backward`."""
-    found = gru_backward(None, cache, dhn=dh, **_with_time(options))
+    found: RecurrentGradients = _plain(gru_backward)(None, cache, dhn=dh, **_with_time(options))
     return found._replace(dx=_row(found.dx))
 
 
 @public
 def rnn_step_backward(dh: Array | None, cache: RnnCache, **options: Any) -> RecurrentGradients:
     """Gradients of :func:`rnn_step` from that of its state; see :func:`lstm_step_backward`."""
-    found = rnn_backward(None, cache, dhn=dh, **_with_time(options))
+    found: RecurrentGradients = _plain(rnn_backward)(None, cache, dhn=dh, **_with_time(options))
     return found._replace(dx=_row(found.dx))
+
+
+def _plain(function: Any) -> Any:
+    """A public function without its wrapper: errors name the step, and arrays of other libraries are views already."""
+    return function.__wrapped__
 
 
 def _sequence(x: object) -> Array:
@@ -107,13 +112,14 @@ def _checked(options: dict[str, Any]) -> dict[str, Any]:
 def _with_time(options: dict[str, Any]) -> dict[str, Any]:
     """The options of backward, with a buffer for dx of one step."""
     out = options.get("out")
-    if out is None:
+    found = out._asdict() if isinstance(out, (LstmGradients, RecurrentGradients)) else out
+    if not isinstance(found, Mapping) or found.get("dx") is None:
         return options
-    found = dict(out) if isinstance(out, Mapping) else out._asdict() if hasattr(out, "_asdict") else None
-    if found is None or not isinstance(found.get("dx"), np.ndarray):
-        return options
-    return {**options, "out": {**found, "dx": found["dx"][None]}}
+    dx = found["dx"]
+    if not isinstance(dx, np.ndarray):
+        raise ArgumentTypeError("out.dx", "{argument} must be an ndarray, not {}", type(dx))
+    return {**options, "out": {**found, "dx": dx[None]}}
 
 
 def _row(dx: Array | None) -> Array | None:
-    return None if dx is None else np.asarray(dx)[0] if isinstance(dx, memoryview) else dx[0]
+    return None if dx is None else dx[0]
