@@ -63,7 +63,10 @@ class RnnResult(NamedTuple):
 _LSTM: Final = CellOptions("lstm", LstmActivations())
 _GRU: Final = CellOptions("gru", GruActivations())
 _RNN: Final = CellOptions("rnn", RnnActivations())
+# tuple.__new__ takes half the time of a NamedTuple's constructor.
 _new_lstm_result: Final[Callable[[tuple[Any, ...]], LstmResult]] = partial(tuple.__new__, LstmResult)
+_new_options: Final[Callable[[tuple[Any, ...]], CellOptions]] = partial(tuple.__new__, CellOptions)
+_new_sequences: Final[Callable[[tuple[Any, ...]], Sequences]] = partial(tuple.__new__, Sequences)
 
 
 @public
@@ -124,10 +127,10 @@ def lstm_forward(
     buffer for ``y``, or a mapping with buffers for any of ``y``, ``hn`` and ``cn``; ``hn`` may be ``h0``, and ``cn``
     may be ``c0``.
     """
-    options = CellOptions(
-        "lstm", activations, "after", False, output_gate_reads, bool(coupled), clip, cell_clip, norm, norm_eps
+    options = _new_options(
+        ("lstm", activations, "after", False, output_gate_reads, bool(coupled), clip, cell_clip, norm, norm_eps)
     )
-    sequences = Sequences(table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed)
+    sequences = _new_sequences((table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed))
     inputs = bind(x, weights, h0, c0, options, sequences, training, _factors(reset, mask, zoneout))
     return forward_bound(inputs, training, recompute, cache, out, num_threads, next(STAMPS))
 
@@ -168,8 +171,8 @@ def gru_forward(
     `weights` is the :class:`GruWeights` of a single cell or a sequence of them. All other arguments, and `out` for
     ``y`` and ``hn``, are those of :func:`lstm_forward`; `norm` has one place. The cache is for :func:`gru_backward`.
     """
-    options = CellOptions("gru", activations, kind, bool(flip), "new", False, clip, None, norm, norm_eps)
-    sequences = Sequences(table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed)
+    options = _new_options(("gru", activations, kind, bool(flip), "new", False, clip, None, norm, norm_eps))
+    sequences = _new_sequences((table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed))
     inputs = bind(x, weights, h0, None, options, sequences, training, _factors(reset, mask, zoneout))
     y, hn, _, kept = forward_bound(inputs, training, recompute, cache, out, num_threads, next(STAMPS))
     return tuple.__new__(GruResult, (y, hn, kept))
@@ -207,8 +210,9 @@ def rnn_forward(
     them. All other arguments, and `out` for ``y`` and ``hn``, are those of :func:`lstm_forward`; `norm` has one place.
     The cache is for :func:`rnn_backward`.
     """
-    options = CellOptions("rnn", RnnActivations(activation), "after", False, "new", False, clip, None, norm, norm_eps)
-    sequences = Sequences(table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed)
+    functions = RnnActivations(activation)
+    options = _new_options(("rnn", functions, "after", False, "new", False, clip, None, norm, norm_eps))
+    sequences = _new_sequences((table, bidirectional, batch_first, lengths, batch_sizes, dropout, seed))
     inputs = bind(x, weights, h0, None, options, sequences, training, _factors(reset, mask, zoneout))
     y, hn, _, kept = forward_bound(inputs, training, recompute, cache, out, num_threads, next(STAMPS))
     return tuple.__new__(RnnResult, (y, hn, kept))
