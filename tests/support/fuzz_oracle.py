@@ -677,12 +677,13 @@ def recurrent_forward(
     bound = recurrent_bound(cell, x, cells, *states, None, *[None] * len(states), **options)
     names = [(name, name if step else name + "n") for name in STATES_OF[cell]]
     triples = [
-        (name, getattr(answer, name)[None] if single else getattr(answer, name), getattr(right, state + "n"), state)
+        (name, np.asarray(getattr(answer, name))[(None,) * single], getattr(right, state + "n"), state)
         for state, name in names
     ]
     compared: list[Triple] = [(name, got, exact, getattr(bound, state + "n")) for name, got, exact, state in triples]
     if not step:
-        y = answer.y.swapaxes(0, 1) if old.get("batch_first") else answer.y
+        y = np.asarray(answer.y)
+        y = y.swapaxes(0, 1) if old.get("batch_first") else y
         compared.append(("y", y, right.y, bound.y))
     return iter(compared)
 
@@ -723,12 +724,14 @@ def recurrent_gradients(made: Any, answer: Any, right: Any, bound: Any, single: 
             size = reference.embedding_backward(np.abs(right.dx), indices, rows)
             yield "dx", answer.dx, table, allowed + roundings(answer.dx, size, count=8 + indices.size)
         else:
-            dx = answer.dx[None] if step else answer.dx.swapaxes(0, 1) if made.batch_first else answer.dx
+            dx = np.asarray(answer.dx)
+            dx = dx[None] if step else dx.swapaxes(0, 1) if made.batch_first else dx
             yield "dx", dx, right.dx, bound.dx
     for name in (f"d{state}0" for state in STATES_OF[made.cell]):
         got = getattr(answer, name)
         if got is not None:
-            yield name, got[None] if single else got, getattr(right, name), getattr(bound, name)
+            found = np.asarray(got)  # it may be a memoryview
+            yield name, found[None] if single else found, getattr(right, name), getattr(bound, name)
     if answer.dweights is not None:
         given = [answer.dweights] if single else answer.dweights
         for index, (cell, exact, allowed) in enumerate(zip(given, right.cells, bound.cells, strict=True)):
