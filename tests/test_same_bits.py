@@ -18,7 +18,14 @@ from retrograd import _core, cli
 from retrograd.lab import bits, reference
 from support.waiting import PATIENCE
 
-NO_RESULTS = {"get_num_threads", "set_num_threads", "release_memory", "lstm_cache_size"}
+NO_RESULTS = {
+    "get_num_threads",
+    "set_num_threads",
+    "release_memory",
+    "lstm_cache_size",
+    "gru_cache_size",
+    "rnn_cache_size",
+}
 KIB = 1024
 
 
