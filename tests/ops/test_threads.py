@@ -47,6 +47,14 @@ def test_environment_sets_the_number() -> None:
     assert python(PRINT_THREADS, RETROGRAD_NUM_THREADS="") == python(PRINT_THREADS)
 
 
+def test_one_thread_is_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RETROGRAD_NUM_THREADS", "1")
+    assert _threads.default_num_threads() == 1
+    monkeypatch.setenv("RETROGRAD_NUM_THREADS", "0")
+    with pytest.raises(ValueError, match="RETROGRAD_NUM_THREADS='0': must be a whole number of at least 1"):
+        _threads.default_num_threads()
+
+
 @pytest.mark.parametrize("value", ["0", "-2", "two", "1.5", "1e3"])
 def test_environment_refuses_what_is_no_number_of_threads(value: str) -> None:
     message = python("import retrograd", expect=1, RETROGRAD_NUM_THREADS=value)
