@@ -76,7 +76,7 @@ struct GateArray {
 };
 
 // The parameters of one layer and direction, or their gradients. The rows of a gradient are contiguous; a parameter may
-// have any strides. A null vector: 0, of a gamma 1.
+// have any strides. A null vector: 0; the gammas of a norm are present.
 struct CellArrays {
     GateArray wx;                // [H][I], or [H][D * P] above the first layer. As a parameter, all gates have it
     GateArray wh;                // [H][P]. As a parameter, all gates have it

@@ -86,7 +86,7 @@ def _broadcast(name: str, array: Array, shape: tuple[int, ...], problem: Problem
     try:
         wide = np.broadcast_to(array, shape)
     except ValueError:
-        axes = ("cells", "gates")[: len(shape) - 3] if len(shape) == 5 else ("cells",)
+        axes = ("cells", "gates")[: len(shape) - 3]
         own, given = shape, array.shape
         if problem.batch_first:
             own = (*shape[:-3], shape[-2], shape[-3], shape[-1])
