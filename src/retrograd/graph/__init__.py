@@ -133,6 +133,7 @@ from .operation import OPERATIONS, Operation, Spec
 from .optimizer import SGD, Adam, AdamW, Optimizer, RMSProp
 from .product import linear, matmul, outer, vdot
 from .program import Program, ResultView, compile, spec
+from .recording import Recording, Symbol
 from .recurrent import Lstm, Recurrent, gru, lstm, rnn
 from .reduction import (
     all,
@@ -191,11 +192,13 @@ __all__ = [
     "Optimizer",
     "Program",
     "RMSProp",
+    "Recording",
     "Recurrent",
     "ResultView",
     "Scan",
     "Spec",
     "StepDecay",
+    "Symbol",
     "Tensor",
     "TopK",
     "Variable",

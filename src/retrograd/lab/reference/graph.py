@@ -61,6 +61,7 @@ GRAPH_ITSELF: Final = {
     "input": "an argument",
     "constant": "a constant",
     "variable": "a variable",
+    "mark": "the tensor itself, as a node of its own that a recording takes gradients of",
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
     "accumulate": "the sum of a variable and a gradient",
