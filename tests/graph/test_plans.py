@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 
 from retrograd import graph
 from retrograd.graph.tensor import leaves
+from support.arrays import Array
 from support.graph_models import MODELS, Model, evaluated
 
 A = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
@@ -505,3 +506,94 @@ def test_operations_on_constants_are_computed_while_tracing() -> None:
     assert len(names) == 1
     assert "exp" not in names[0]
     assert "subtract" not in names[0]
+
+
+# ---- new values of variables -----------------------------------------------------------------------------------------
+
+
+def _run_twice(step: Any, variables: Sequence[graph.Variable]) -> tuple[graph.Program, list[Array]]:
+    program = graph.compile(step)
+    program()
+    program()
+    return program, [variable.value.copy() for variable in variables]
+
+
+def test_maps_write_new_values_of_variables_directly() -> None:
+    a, b = (graph.Variable(np.arange(1, 38, dtype=np.float32) * k) for k in (1, 2))
+
+    def step() -> None:
+        mean = a * 0.5 + b * 0.25
+        b.assign(b - mean)
+        a.assign(mean)
+
+    program, (got_a, got_b) = _run_twice(step, (a, b))
+    assert not program.plan.writes
+    assert program.plan.commits == 0
+    expected_a, expected_b = (np.arange(1, 38, dtype=np.float32) * k for k in (1, 2))
+    for _ in range(2):
+        mean = expected_a * np.float32(0.5) + expected_b * np.float32(0.25)
+        expected_a, expected_b = mean, expected_b - mean
+    np.testing.assert_allclose(got_a, expected_a, rtol=1e-6)
+    np.testing.assert_allclose(got_b, expected_b, rtol=1e-6)
+
+
+def test_variables_that_read_each_other_swap_their_values() -> None:
+    a, b = graph.Variable(np.full((3, 5), 2.0, np.float32)), graph.Variable(np.full((5, 3), 7.0, np.float32))
+
+    def step() -> None:
+        of_b, of_a = b.T * 1.5, a.T * 2.0
+        a.assign(of_b)
+        b.assign(of_a)
+
+    _, (got_a, got_b) = _run_twice(step, (a, b))
+    np.testing.assert_array_equal(got_a, np.full((3, 5), 6.0, np.float32))
+    np.testing.assert_array_equal(got_b, np.full((5, 3), 21.0, np.float32))
+
+
+def test_a_map_does_not_overwrite_a_variable_that_it_reads_in_another_order() -> None:
+    start = np.arange(24, dtype=np.float32).reshape(24)
+    a = graph.Variable(start)
+    _, (got,) = _run_twice(lambda: a.assign(a[::-1] * 2.0), (a,))
+    np.testing.assert_array_equal(got, start * 4)
+
+
+def test_a_value_of_two_variables_and_of_the_result_is_written_to_all() -> None:
+    a, b = graph.Variable(np.ones(5, np.float32)), graph.Variable(np.zeros(5, np.float32))
+
+    def step() -> graph.Tensor:
+        doubled = a * 2.0
+        a.assign(doubled)
+        b.assign(doubled)
+        return doubled
+
+    program = graph.compile(step)
+    np.testing.assert_array_equal(program(), np.full(5, 2.0, np.float32))
+    np.testing.assert_array_equal(program(), np.full(5, 4.0, np.float32))
+    np.testing.assert_array_equal(a.value, b.value)
+    np.testing.assert_array_equal(b.value, np.full(5, 4.0, np.float32))
+
+
+def test_an_optimizer_reads_the_old_value_of_a_variable_that_a_map_overwrites() -> None:
+    w, scale = graph.Variable(np.ones(7, np.float32)), graph.Variable(np.full(7, 3.0, np.float32))
+    sgd = graph.SGD(1.0)
+
+    def step() -> None:
+        sgd.update([w], [scale])
+        scale.assign(scale * 2.0)
+
+    _, (got_w, got_scale) = _run_twice(step, (w, scale))
+    np.testing.assert_array_equal(got_w, np.full(7, 1 - 3 - 6, np.float32))
+    np.testing.assert_array_equal(got_scale, np.full(7, 12.0, np.float32))
+
+
+def test_an_assigned_value_wins_over_an_update() -> None:
+    w = graph.Variable(np.ones(7, np.float32))
+    sgd = graph.SGD(1.0)
+
+    def step() -> None:
+        doubled = w * 2.0
+        sgd.update([w], [np.full(7, 5.0, np.float32)])
+        w.assign(doubled)
+
+    _, (got,) = _run_twice(step, (w,))
+    np.testing.assert_array_equal(got, np.full(7, 4.0, np.float32))

@@ -8,6 +8,7 @@ which it shares with tensors whose lifetimes do not overlap, or the place of an 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -88,8 +89,10 @@ class Plan:
         late_numbers = {node.number for node in late}
         self.outputs = [self._output(t, t.node.number in late_numbers) for t in graph.outputs]
         updates = _joined(late, kept)
+        written = self._written_last(updates)
         self._keep_old_values(updates)
         self.commits = len(self.steps)
+        self.steps += written
         self._add(updates)
         self._copy_overwritten()
         self.outputs = [self._contiguous(t) for t in self.outputs]
@@ -126,6 +129,40 @@ class Plan:
             root = self._root(tensor)
             if root.node.operation is VARIABLE:
                 self.writes[i] = (variable, self._copied(tensor))
+
+    def _written_last(self, updates: Sequence[Step]) -> list[Step]:
+        """Take out the maps whose results are nothing but new values of variables, to write them there directly.
+
+        A map may overwrite the variable that it reads element by element, but none that another of them still reads.
+        """
+        variables = {id(tensor): variable for variable, tensor in self.graph.read.items()}
+        once = Counter(id(tensor) for _, tensor in self.writes)
+        updated = set(self.updated.values())
+        targets = {id(t): v for v, t in self.writes if once[id(t)] == 1 and v not in updated}
+        used = (t for step in (*self.steps, *updates) for t in step.inputs if t is not None)
+        for tensor in (*self.outputs, *used):
+            targets.pop(id(self._root(tensor)), None)
+        taken: list[Step] = []
+        read: set[Variable] = set()  # by the maps taken
+        overwritten: set[Variable] = set()
+        for step in self.steps:
+            results = [t for t in step.results if t is not None]
+            if step.operation is not _MAP or not all(id(t) in targets for t in results):
+                continue
+            written = {targets[id(t)] for t in results}
+            roots = [(t, variables.get(id(self._root(t)))) for t in step.inputs if t is not None]
+            views = {variable for t, variable in roots if variable is not None and id(t) not in variables}
+            reads = {variable for _, variable in roots if variable is not None}
+            if views & written or reads & overwritten or read & written:
+                continue
+            taken.append(step)
+            read |= reads
+            overwritten |= written
+            self.updated.update((id(t), targets[id(t)]) for t in results)
+        moved = set(map(id, taken))
+        self.steps = [step for step in self.steps if id(step) not in moved]
+        self.writes = [(variable, t) for variable, t in self.writes if self.updated.get(id(t)) is not variable]
+        return taken
 
     def _keep_old_values(self, updates: Sequence[Step]) -> None:
         """Values of variables from before their update, read by or after an update, are copied before that."""
