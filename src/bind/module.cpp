@@ -94,6 +94,16 @@ NB_MODULE(_core, m) {
     m.def("restore_caches", [] { rg::override_caches(nullptr); }, "Undo override_caches.");
     m.def("set_num_threads", &rg::set_num_threads, nb::arg("threads"));
     m.def("num_threads", &rg::num_threads);
+    m.def(
+        "borrow_team",
+        [](uintptr_t parallel, uintptr_t thread_index) {
+            using Parallel = decltype(rg::Team::parallel);
+            using Index = decltype(rg::Team::thread_index);
+            rg::borrow_team({reinterpret_cast<Parallel>(parallel), reinterpret_cast<Index>(thread_index)});
+        },
+        nb::arg("parallel"), nb::arg("thread_index"),
+        "Run later calls on another library's threads: the addresses of GOMP_parallel and omp_get_thread_num, or 0.");
+    m.def("has_borrowed_team", &rg::has_borrowed_team);
     m.def("release_scratch", &rg::Buffer::release_all,
           "Free the scratch memory that this thread keeps between calls; returns the number of bytes.");
     PyType_Slot memory_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(ResultMemory::show)}, {0, nullptr}};

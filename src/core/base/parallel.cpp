@@ -41,8 +41,28 @@ void fence_streamed_stores() {
 
 // Long enough to span the Python code between two calls of a training step, short enough to waste little CPU time.
 constexpr auto kSpinTime = std::chrono::microseconds(60);
+// How long the threads of a borrowed team surely spin: GNU OpenMP's default is a few milliseconds.
+constexpr auto kBorrowedSpinTime = std::chrono::milliseconds(1);
 constexpr int kPausesPerClockRead = 32;
 constexpr int kPausesBeforeYield = 2000;
+
+// The floating-point environment of a thread that computes for another one: the default, whatever the thread that
+// created it had, which may flush small numbers to zero, as XLA's threads do.
+class DefaultRounding {
+public:
+    DefaultRounding() {
+        std::fegetenv(&before_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultRounding() { std::fesetenv(&before_); }
+    DefaultRounding(const DefaultRounding&) = delete;
+    DefaultRounding& operator=(const DefaultRounding&) = delete;
+
+private:
+    std::fenv_t before_;
+};
+
+std::atomic<const Team*> borrowed{nullptr};  // never deleted: a job may still use it
 
 // One worker's share of a job. A worker takes from its own share first, large pieces before small ones, then steals
 // from the others. So each worker gets the same data from call to call, and none waits for one that starts late.
@@ -132,9 +152,42 @@ public:
 
 private:
     void run_job(bool wake) {
+        failed_.store(false, std::memory_order_relaxed);
+        team_ = borrowed.load();
+        if (team_) {
+            run_on_borrowed_team(wake);
+        } else {
+            run_on_own_threads(wake);
+        }
+        last_ = std::chrono::steady_clock::now();
+        if (failed_.load()) std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
+
+    // The team's own number of threads: to ask for another one would end threads or create them. Threads that are not
+    // there leave their share to the others.
+    void run_on_borrowed_team(bool wake) {
+        if (!wake && std::chrono::steady_clock::now() - last_ >= kBorrowedSpinTime) {
+            work(0);  // the team may be asleep, and it returns only when all of it has woken
+            return;
+        }
+        team_->parallel(
+            [](void* context) {
+                auto* self = static_cast<ThreadPool*>(context);
+                const int worker = self->team_->thread_index();
+                if (worker == 0) {
+                    self->work(0);
+                } else if (worker < self->job_.workers) {
+                    prepare_exceptions();
+                    const DefaultRounding rounding;
+                    self->work(worker);
+                }
+            },
+            this, 0, 0);
+    }
+
+    void run_on_own_threads(bool wake) {
         // Small jobs wake no workers, unless they come so fast that a woken worker gets the next one before it sleeps.
         wake = wake || std::chrono::steady_clock::now() - last_ < kSpinTime / 2;
-        failed_.store(false, std::memory_order_relaxed);
         open_.store(true);
         ++jobs_;
         for (int m = 1; m < std::min(job_.workers, size_); ++m) {
@@ -149,8 +202,6 @@ private:
         for (int pauses = 0; active_.load() != 0; ++pauses) {
             pauses < kPausesBeforeYield ? pause_briefly() : void(sched_yield());
         }
-        last_ = std::chrono::steady_clock::now();
-        if (failed_.load()) std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
     // Runs a piece of the job. An exception stops the job: no further pieces are run, and the first exception is
@@ -212,6 +263,7 @@ private:
             shares_ = std::make_unique<Share[]>(size_t(workers));
             capacity_ = workers;
         }
+        if (borrowed.load()) return;
         while (size_ < workers) {
             try {
                 mailboxes_.push_back(std::make_unique<Mailbox>());
@@ -229,9 +281,7 @@ private:
 
     void serve(int worker, Mailbox& mailbox) {
         prepare_exceptions();
-        // A thread inherits the floating-point environment of the one that creates it, which may flush small numbers to
-        // zero, as XLA's threads do.
-        std::fesetenv(FE_DFL_ENV);
+        const DefaultRounding rounding;
         mailbox.ready.store(true);
         uint64_t seen = 0;
         for (;;) {
@@ -268,6 +318,7 @@ private:
     std::chrono::steady_clock::time_point last_{};  // when the last job was done
     uint64_t jobs_ = 0;
     Job job_;
+    const Team* team_ = nullptr;  // that runs the job; null: the pool's own threads
     std::exception_ptr failure_;
     alignas(64) std::atomic<int> active_{0};
     std::atomic<bool> open_{false}, failed_{false};
@@ -275,11 +326,18 @@ private:
 
 std::atomic<ThreadPool*> pool{nullptr};
 
+void prepare_for_fork() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] {
+        pool.store(nullptr);
+        borrowed.store(nullptr);
+    });
+    (void)registered;
+}
+
 ThreadPool& current_pool() {
     ThreadPool* mine = pool.load();
     if (mine) return *mine;
-    static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr); });
-    (void)registered;
+    prepare_for_fork();
     ThreadPool* fresh = new ThreadPool;
     if (pool.compare_exchange_strong(mine, fresh)) return *fresh;
     delete fresh;
@@ -292,6 +350,12 @@ void prepare_exceptions() { (void)std::current_exception(); }
 
 void set_num_threads(int threads) { default_threads.store(std::max(threads, 1)); }
 int num_threads() { return default_threads.load(); }
+
+void borrow_team(const Team& team) {
+    prepare_for_fork();
+    borrowed.store(team.parallel ? new Team(team) : nullptr);
+}
+bool has_borrowed_team() { return borrowed.load() != nullptr; }
 
 void run_parallel(int64_t items, int threads, bool wake, void (*body)(void*, int64_t, int64_t), void* context) {
     if (threads <= 1 || items <= 1) {

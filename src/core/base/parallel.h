@@ -9,6 +9,19 @@ namespace rg {
 void set_num_threads(int threads);
 int num_threads();
 
+// Another library's team of threads, through GNU OpenMP's entry points: parallel(body, context, threads, flags) calls
+// body(context) on every thread of its team, the caller's included, and returns when all have returned; thread_index()
+// is a thread's number in that team, 0 for the caller's.
+struct Team {
+    void (*parallel)(void (*body)(void* context), void* context, unsigned threads, unsigned flags) = nullptr;
+    int (*thread_index)() = nullptr;
+};
+
+// Runs later jobs on this team instead of the pool's own threads, so that no two teams spin on the same cores. Without
+// functions, returns to the pool's own. A forked child always has its own: a team does not survive a fork.
+void borrow_team(const Team& team);
+bool has_borrowed_team();
+
 // The C++ runtime allocates a thread's exception state on first use, and aborts if it cannot. This call allocates it,
 // so that a later std::bad_alloc can be thrown.
 void prepare_exceptions();

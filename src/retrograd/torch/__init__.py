@@ -6,6 +6,7 @@ if _find_spec("torch") is None:
     raise ImportError("retrograd.torch needs PyTorch: pip install 'retrograd[torch]'")
 
 from . import functional
+from ._threads import get_thread_pool, set_thread_pool, share_threads
 from .norms import (
     BatchNorm1d,
     BatchNorm2d,
@@ -39,6 +40,10 @@ __all__ = [
     "Replacements",
     "SyncBatchNorm",
     "functional",
+    "get_thread_pool",
     "replace",
     "scan",
+    "set_thread_pool",
 ]
+
+share_threads()
