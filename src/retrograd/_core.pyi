@@ -34,6 +34,13 @@ def set_num_threads(threads: int) -> None: ...
 
 def num_threads() -> int: ...
 
+def borrow_team(parallel: int, thread_index: int) -> None:
+    """
+    Run later calls on another library's threads: the addresses of GOMP_parallel and omp_get_thread_num, or 0.
+    """
+
+def has_borrowed_team() -> bool: ...
+
 def release_scratch() -> int:
     """
     Free the scratch memory that this thread keeps between calls; returns the number of bytes.
