@@ -40,6 +40,7 @@ ROOMS: dict[str, set[str]] = {
     "bnns": {"ops", "numpy", "ml_dtypes"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
+    "mpsgraph": {"ops", "graph", "mps", "numpy"},
     # typing_extensions is for type checkers alone
     "nn": {
         "_files",
@@ -64,6 +65,7 @@ ROOMS: dict[str, set[str]] = {
     "lab/bounds": {"lab/cases", "numpy"},
     "lab/verify": {"_core", "ops", "lab", "lab/reference", "lab/cases", "lab/bounds", "numpy"},
     "lab/declared": {"bnns"},
+    "lab/declared_mpsgraph": {"mpsgraph", "lab"},
     "lab/graphs": {"ops", "graph", "lab/cases", "lab/verify", "numpy"},
     "lab/bits": {"_core", "ops", "graph", "retrograd", "lab/cases", "lab/graphs", "lab/verify", "numpy"},
     "lab/bench": {
@@ -72,6 +74,7 @@ ROOMS: dict[str, set[str]] = {
             "ops",
             "bnns",
             "mps",
+            "mpsgraph",
             "graph",
             "nn",
             "retrograd",

@@ -209,6 +209,17 @@ class Program:
             self._raise(problem, False)
         return self._result(results)
 
+    def arrays(self, arguments: tuple[Any, ...]) -> tuple[Array, ...] | None:
+        """The outputs of one run in order, each as an array; None if an argument does not fit, as in `attempt`."""
+        results = tuple([np.empty(s.shape, s.dtype) for s in self._specs])
+        self._runs += 1
+        problem = self._core.run(arguments, results, 1, False, 0, None)
+        if problem is not None:
+            if problem[0] in _CONVERTIBLE:
+                return None
+            self._raise(problem, False)
+        return results
+
     def _result(self, results: tuple[Array, ...]) -> Any:
         if self._is_scalar:
             return results[0].item()
@@ -317,6 +328,11 @@ class Program:
         raise MemoryError(f"{what}: out of memory{where}{place}; {state}")
 
     # ---- looking at it ----
+
+    @property
+    def specs(self) -> list[Spec]:
+        """The shapes and dtypes of the outputs."""
+        return list(self._specs)
 
     @property
     def memory(self) -> int:

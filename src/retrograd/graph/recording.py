@@ -33,13 +33,17 @@ from .tensor import Graph, Node, Tensor, Variable, current_graph, trace
 # A size that is not known is -1; a shape of which nothing is known is None.
 Shape: TypeAlias = tuple[int, ...] | None
 UNKNOWN: Final = -1
-# Two sizes for the unknown ones: what differs between their results is unknown too. Any others would do; those with
-# many divisors suit reshapes and splits.
-_STAND_INS: Final = (12, 24)
+# Sizes for the unknown ones: what differs between their results is unknown too. Small ones show what a slice cuts off,
+# those with many divisors suit reshapes and splits; sizes with which a call fails are left out.
+_STAND_INS: Final = (2, 3, 5, 12, 24)
 
 _MARK: Final = Operation(
     "mark", lambda x: (x,), view=lambda array: array, contiguous=(), gradient=lambda node, given, needed: list(given)
 )
+
+
+class UnknownValue(ValueError):
+    """A function of a recording needs the value of an operand, which a trace of the call alone does not have."""
 
 
 class Symbol:
@@ -197,20 +201,22 @@ class Recording:
     def _inferred(self, call: Call, count: int) -> Sequence[tuple[Shape, np.dtype[Any] | None]]:
         """The shapes and dtypes of the results, by tracing the call alone."""
         operands = [s for s in call.operands if s is not None]
-        if all(s.spec is not None for s in operands):
-            return self._traced_alone(call, UNKNOWN)
+        try:
+            if all(s.spec is not None for s in operands):
+                return self._traced_alone(call, UNKNOWN)
+        except UnknownValue:
+            return [(None, None)] * count
         if any(s.shape is None or s.dtype is None for s in operands):
             return [(None, None)] * count
-        try:
-            first, second = (self._traced_alone(call, size) for size in _STAND_INS)
-        except (TypeError, ValueError):  # of these sizes; what is wrong with the real ones is said when they are known
+        found: list[Sequence[Spec]] = []
+        for size in _STAND_INS:
+            try:
+                found.append(self._traced_alone(call, size))
+            except (IndexError, TypeError, ValueError):  # what is wrong with the real sizes is said when they are known
+                continue
+        if len(found) < 2:
             return [(None, None)] * count
-        return [
-            (tuple(a if a == b else UNKNOWN for a, b in zip(one.shape, other.shape, strict=True)), one.dtype)
-            if len(one.shape) == len(other.shape)
-            else (None, one.dtype)
-            for one, other in zip(first, second, strict=True)
-        ]
+        return [(_agreed([spec.shape for spec in specs]), specs[0].dtype) for specs in zip(*found, strict=True)]
 
     def _traced_alone(self, call: Call, size: int) -> Sequence[Spec]:
         given = [s for s in call.operands if s is not None and s.call.kind != "constant"]
@@ -227,6 +233,8 @@ class Recording:
 
         try:
             graph, _ = trace(alone, specs)
+        except UnknownValue:
+            raise
         except (TypeError, ValueError) as error:
             raise _named(call, error) from None
         return [tensor.spec for tensor in graph.outputs]
@@ -250,9 +258,7 @@ class Recording:
         needed = self._ancestors(targets, assigns)
         return [call.results[0] for call in self.calls if call.kind == "placeholder" and call in needed]
 
-    def program(
-        self, feeds: Mapping[Symbol, Spec], targets: Sequence[Symbol], assigns: Sequence[Call] = ()
-    ) -> Program:
+    def program(self, feeds: Mapping[Symbol, Spec], targets: Sequence[Symbol], assigns: Sequence[Call] = ()) -> Program:
         """The program that computes the targets, in this order, from feeds of these specs, in the order of `feeds`.
 
         Variables have the value at the start of the run, except in calls recorded after :meth:`assign` under
@@ -329,7 +335,7 @@ class Recording:
     def _value(self, symbol: Symbol, call: Call, found: dict[int, Tensor]) -> Tensor:
         if symbol.call.kind == "variable" and call.kind not in ("assign", "gradients"):
             for assign in reversed(call.after):
-                if assign.operands[0] is symbol:
+                if assign.kind == "assign" and assign.operands[0] is symbol:
                     value = assign.operands[1]
                     assert value is not None
                     return found[id(value)]
@@ -355,9 +361,14 @@ def _marked(tensor: Tensor) -> Tensor:
 def _compatible(shape: Shape, other: Shape) -> bool:
     if shape is None or other is None:
         return True
-    return len(shape) == len(other) and all(
-        a == b or UNKNOWN in (a, b) for a, b in zip(shape, other, strict=True)
-    )
+    return len(shape) == len(other) and all(a == b or UNKNOWN in (a, b) for a, b in zip(shape, other, strict=True))
+
+
+def _agreed(shapes: Sequence[tuple[int, ...]]) -> Shape:
+    """What shapes have in common."""
+    if any(len(shape) != len(shapes[0]) for shape in shapes):
+        return None
+    return tuple(extents[0] if len(set(extents)) == 1 else UNKNOWN for extents in zip(*shapes, strict=True))
 
 
 def _check_feed(symbol: Symbol, spec: Spec) -> None:

@@ -10,7 +10,8 @@ import copy as copy_module
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -298,6 +299,17 @@ def trace(function: Callable[..., Any], specs: Sequence[Spec], names: Sequence[s
         graph.open = False
         _TRACE.graph, _TRACE.region = None, None
     return graph, answer
+
+
+@contextmanager
+def no_trace() -> Iterator[None]:
+    """Leave the trace of this thread for a while, to trace something else."""
+    before = _TRACE.graph, _TRACE.region
+    _TRACE.graph, _TRACE.region = None, None
+    try:
+        yield
+    finally:
+        _TRACE.graph, _TRACE.region = before
 
 
 def leaves(answer: Any) -> list[Any]:

@@ -32,6 +32,10 @@ class MPSDataType(IntEnum):
     normalizedBit = 0x40000000
     unorm1 = 0x40000001
     unorm8 = 0x40000008
+    alternateEncodingBit = 0x80000000
+    bool = 0x80000008
+    bFloat16 = 0x90000010
+    float64 = 0x10000040  # retrograd's; Apple has none
 
 
 # Element types of matrices and vectors.

@@ -54,8 +54,12 @@ __all__ = [
     "MPSCNNNeuronTypeSoftPlus",
     "MPSCNNNeuronTypeSoftSign",
     "MPSCNNNeuronTypeTanH",
+    "MPSDataTypeAlternateEncodingBit",
+    "MPSDataTypeBFloat16",
+    "MPSDataTypeBool",
     "MPSDataTypeFloat16",
     "MPSDataTypeFloat32",
+    "MPSDataTypeFloat64",
     "MPSDataTypeFloatBit",
     "MPSDataTypeInt8",
     "MPSDataTypeInt16",
@@ -183,6 +187,10 @@ MPSDataTypeUInt64: Final[int] = MPSDataType.uInt64.value
 MPSDataTypeNormalizedBit: Final[int] = MPSDataType.normalizedBit.value
 MPSDataTypeUnorm1: Final[int] = MPSDataType.unorm1.value
 MPSDataTypeUnorm8: Final[int] = MPSDataType.unorm8.value
+MPSDataTypeAlternateEncodingBit: Final[int] = MPSDataType.alternateEncodingBit.value
+MPSDataTypeBool: Final[int] = MPSDataType.bool.value
+MPSDataTypeBFloat16: Final[int] = MPSDataType.bFloat16.value
+MPSDataTypeFloat64: Final[int] = MPSDataType.float64.value
 MPSCNNNeuronTypeNone: Final[int] = MPSCNNNeuronType.none.value
 MPSCNNNeuronTypeReLU: Final[int] = MPSCNNNeuronType.reLU.value
 MPSCNNNeuronTypeLinear: Final[int] = MPSCNNNeuronType.linear.value
@@ -324,7 +332,7 @@ def _pyobjc_class(swift: type, **selectors: Any) -> Any:
     members: dict[str, Any] = {"__slots__": (), "alloc": classmethod(_alloc), "__doc__": swift.__doc__}
     for base in reversed(swift.__mro__):
         for name, member in vars(base).items():
-            if isinstance(member, (property, Setting)):
+            if isinstance(member, (property, Setting)) and not name.startswith("_"):
                 members[name] = _getter(member)
                 if member.writable if isinstance(member, Setting) else member.fset:
                     members[f"set{name[0].upper()}{name[1:]}_"] = _setter(member)
