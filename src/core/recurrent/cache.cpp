@@ -10,14 +10,16 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314e4e5254455230;  // "0RETRNN1"
 
-// FNV-1a hash of everything that the layout and meaning of a cache depend on.
+// A hash of everything that the layout and meaning of a cache depend on: FNV-1a of words, whose upper bits are mixed in,
+// because a multiplication carries only upwards.
 class Fingerprint {
 public:
     template <class T>
     void add(T value) {
-        unsigned char bytes[sizeof(T)];
-        memcpy(bytes, &value, sizeof value);
-        for (const unsigned char byte : bytes) hash_ = (hash_ ^ byte) * 0x100000001b3u;
+        uint64_t word = 0;
+        memcpy(&word, &value, sizeof value);
+        hash_ = (hash_ ^ word) * 0x100000001b3u;
+        hash_ ^= hash_ >> 32;
     }
     void add(const Activation& a) {
         add(a.kind);
