@@ -80,8 +80,9 @@ void norm_rows(const NormRows<A>& p) {
     }
 }
 
-template <class A>
-void norm_rows_gradient(const NormRowsGradient<A>& p) {
+template <class A, bool add>
+void norm_rows_gradient_as(const NormRowsGradient<A>& call) {
+    const NormRowsGradient<A> p = call;  // a copy, whose fields stay in registers: stores could change the caller's
     const double share = 1 / double(p.gates * p.units);
     for (int64_t r = 0; r < p.rows; ++r) {
         const A* x = p.x + r * p.x_row;
@@ -105,10 +106,15 @@ void norm_rows_gradient(const NormRowsGradient<A>& p) {
                                         const Vec<A> xhat = (load(x + column) - center) * rstd;
                                         Vec<A> dx = rstd * (dy * load(p.gamma + column) - mean - xhat * slope);
                                         A* to = p.dx + place(block, k, lane);
-                                        if (p.add) dx = dx + load<A>(to);
+                                        if constexpr (add) dx = dx + load<A>(to);
                                         store(to, keep_valid<A>(dx, valid));
                                     });
     }
+}
+
+template <class A>
+void norm_rows_gradient(const NormRowsGradient<A>& p) {
+    p.add ? norm_rows_gradient_as<A, true>(p) : norm_rows_gradient_as<A, false>(p);
 }
 
 template <class A>
