@@ -187,11 +187,11 @@ std::unique_ptr<Layer> pooling(Layout layout, bool largest, int64_t samples, int
     return layer;
 }
 
-// An RNN with tanh, a GRU that resets after the product (linear before reset), or an LSTM. Parameters of each primitive are
-// [L, D, I, G, H] and, of the bias, [L, D, gates of the bias, H]. Layers are one primitive if their shapes allow.
+// An RNN with tanh, a GRU that resets after the product (linear before reset), or an LSTM. Parameters of each primitive
+// are [L, D, I, G, H] and, of the bias, [L, D, gates of the bias, H]. Layers are one primitive if their shapes allow.
 enum class Cell { rnn, gru, lstm };  // in the order of onednn.py
-std::unique_ptr<Layer> recurrent(Layout layout, Cell cell, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
-                                 int64_t layers, int64_t directions) {
+std::unique_ptr<Layer> recurrent(Layout layout, Cell cell, int64_t steps, int64_t samples, int64_t inputs,
+                                 int64_t units, int64_t layers, int64_t directions) {
     auto layer = std::make_unique<Layer>(layout);
     const auto direction =
         directions == 2 ? dnnl::rnn_direction::bidirectional_concat : dnnl::rnn_direction::unidirectional_left2right;

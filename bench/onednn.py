@@ -1,4 +1,4 @@
-"""Times oneDNN, called from C++, alternating with retrograd: rows of `bench conv`, and the plain rows of `bench lstm` and `bench gru`.
+"""Times oneDNN, called from C++, alternating with retrograd: rows of `bench conv`, and plain ones of `lstm` and `gru`.
 
     python -m venv /tmp/onednn && /tmp/onednn/bin/pip install onednn-cpu-gomp onednn-devel-cpu-gomp
     python bench/onednn.py --root /tmp/onednn
@@ -198,7 +198,9 @@ def main():
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="time per row and thread count")
     options = parser.parse_args()
     recurrent = [
-        case for case in (*LSTM_BENCH_CASES, *GRU_BENCH_CASES, *RNN_BENCH_CASES) if case == plain_case(case) and case.lengths is None
+        case
+        for case in (*LSTM_BENCH_CASES, *GRU_BENCH_CASES, *RNN_BENCH_CASES)
+        if case == plain_case(case) and case.lengths is None
     ]
     rows = (*CONV_CASES, *POOL_CASES, *recurrent)
     cases = [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in options.rows)]

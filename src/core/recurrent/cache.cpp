@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x314e4e5254455230;  // "0RETRNN1"
 
-// A hash of everything that the layout and meaning of a cache depend on: FNV-1a of words, whose upper bits are mixed in,
-// because a multiplication carries only upwards.
+// A hash of everything that the layout and meaning of a cache depend on: FNV-1a of words, whose upper bits are mixed
+// in, because a multiplication carries only upwards.
 class Fingerprint {
 public:
     template <class T>

@@ -213,16 +213,17 @@ def _fixed_backward(
     for name, array in incoming.items():
         if array is not None:
             _args.check_aligned(name, array)
-            incoming[name] = unit_stride(array)
+    dy, dhn, dcn = (None if array is None else unit_stride(array) for array in incoming.values())
     named = {"out.dx": refused.dx, "out.dh0": refused.dh0, "out.dc0": refused.dc0}
     named.update(named_arrays("out.dweights", refused.dcells or (), given.problem.cell))
-    _args.check_disjoint(named, {**named_inputs(inputs), **incoming, "cache": refused.cache})
+    read = {**named_inputs(inputs), "dy": dy, "dhn": dhn, "dcn": dcn, "cache": refused.cache}
+    _args.check_disjoint(named, read)
     dx, dh0, dc0 = (_target(array, copies) for array in (refused.dx, refused.dh0, refused.dc0))
     dcells = refused.dcells
     if dcells is not None:
         dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
     return refused._replace(
-        **incoming, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
+        dy=dy, dhn=dhn, dcn=dcn, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
     )
 
 
