@@ -187,16 +187,17 @@ std::unique_ptr<Layer> pooling(Layout layout, bool largest, int64_t samples, int
     return layer;
 }
 
-// A GRU that resets after the product (linear before reset), or an RNN with tanh. Parameters of each primitive are
-// [L, D, I, G, H] and, of the bias, [L, D, gates of the bias, H]. Layers are one primitive if their shapes allow.
-std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
-                                 int64_t layers, int64_t directions) {
+// An RNN with tanh, a GRU that resets after the product (linear before reset), or an LSTM. Parameters of each primitive
+// are [L, D, I, G, H] and, of the bias, [L, D, gates of the bias, H]. Layers are one primitive if their shapes allow.
+enum class Cell { rnn, gru, lstm };  // in the order of onednn.py
+std::unique_ptr<Layer> recurrent(Layout layout, Cell cell, int64_t steps, int64_t samples, int64_t inputs,
+                                 int64_t units, int64_t layers, int64_t directions) {
     auto layer = std::make_unique<Layer>(layout);
     const auto direction =
         directions == 2 ? dnnl::rnn_direction::bidirectional_concat : dnnl::rnn_direction::unidirectional_left2right;
     const bool whole = layers == 1 || (inputs == units && directions == 1);
     const int64_t primitives = whole ? 1 : layers, depth = whole ? layers : 1;
-    const int64_t gates = gru ? 3 : 1, biases = gru ? 4 : 1;
+    const int64_t gates = cell == Cell::lstm ? 4 : cell == Cell::gru ? 3 : 1, biases = cell == Cell::rnn ? 1 : 4;
     const auto training = dnnl::prop_kind::forward_training;
     for (const char* name : {"x", "dx"}) layer->add(name, {steps, samples, inputs}, Tag::tnc);
     const memory::dims y_dims = {steps, samples, directions * units}, state_dims = {depth, directions, samples, units};
@@ -234,7 +235,12 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
         const memory::desc x = part.x.get_desc(), y = part.y.get_desc(), h0 = part.h0.get_desc();
         const memory::desc b = part.b.get_desc();
         dnnl::primitive primitive;
-        if (gru) {
+        if (cell == Cell::lstm) {
+            const dnnl::lstm_forward::primitive_desc made(layer->engine(), training, direction, x, h0, h0, part.wx,
+                                                          part.wh, b, y, none, none);
+            part.forward = made;
+            primitive = dnnl::lstm_forward(made);
+        } else if (cell == Cell::gru) {
             const dnnl::lbr_gru_forward::primitive_desc made(layer->engine(), training, direction, x, h0, part.wx,
                                                              part.wh, b, y, none);
             part.forward = made;
@@ -251,6 +257,7 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
             {primitive,
              {{DNNL_ARG_SRC_LAYER, part.x},
               {DNNL_ARG_SRC_ITER, part.h0},
+              {DNNL_ARG_SRC_ITER_C, part.h0},
               {DNNL_ARG_WEIGHTS_LAYER,
                layer->input("wx" + n, part.forward.query_md(dnnl::query::weights_md, 0), first)},
               {DNNL_ARG_WEIGHTS_ITER, layer->input("wh" + n, part.forward.query_md(dnnl::query::weights_md, 1), first)},
@@ -274,7 +281,18 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
             wx = made.weights_layer_desc(), wh = made.weights_iter_desc();
             dwx = made.diff_weights_layer_desc(), dwh = made.diff_weights_iter_desc();
         };
-        if (gru) {
+        if (cell == Cell::lstm) {
+            dnnl::error::wrap_c_api(
+                dnnl_lstm_backward_primitive_desc_create(
+                    &raw, layer->engine().get(), dnnl_backward, towards, x.get(), h0.get(), h0.get(), part.wx.get(),
+                    part.wh.get(), nullptr, nullptr, b.get(), y.get(), nullptr, nullptr, x.get(), h0.get(), h0.get(),
+                    part.wx.get(), part.wh.get(), nullptr, nullptr, b.get(), y.get(), nullptr, nullptr, flags,
+                    part.forward.get(), nullptr),
+                "lstm backward");
+            const dnnl::lstm_backward::primitive_desc made(raw);
+            primitive = dnnl::lstm_backward(made);
+            take(made);
+        } else if (cell == Cell::gru) {
             dnnl::error::wrap_c_api(
                 dnnl_lbr_gru_backward_primitive_desc_create(
                     &raw, layer->engine().get(), dnnl_backward, towards, x.get(), h0.get(), part.wx.get(),
@@ -296,12 +314,13 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
             take(made);
         }
         const memory from_wx = layer->input("wx" + n, wx, second), from_wh = layer->input("wh" + n, wh, second);
-        const memory dh0(h0, layer->engine());
+        const memory dh0(h0, layer->engine()), dc0(h0, layer->engine());
         layer->output("dwx" + n, dwx, second, [&](const memory& to_wx) {
             layer->output("dwh" + n, dwh, second, [&](const memory& to_wh) {
                 second.push_back({primitive,
                                   {{DNNL_ARG_SRC_LAYER, part.x},
                                    {DNNL_ARG_SRC_ITER, part.h0},
+                                   {DNNL_ARG_SRC_ITER_C, part.h0},
                                    {DNNL_ARG_WEIGHTS_LAYER, from_wx},
                                    {DNNL_ARG_WEIGHTS_ITER, from_wh},
                                    {DNNL_ARG_BIAS, part.b},
@@ -310,6 +329,7 @@ std::unique_ptr<Layer> recurrent(Layout layout, bool gru, int64_t steps, int64_t
                                    {DNNL_ARG_DIFF_DST_LAYER, part.dy},
                                    {DNNL_ARG_DIFF_SRC_LAYER, part.dx},
                                    {DNNL_ARG_DIFF_SRC_ITER, dh0},
+                                   {DNNL_ARG_DIFF_SRC_ITER_C, dc0},
                                    {DNNL_ARG_DIFF_WEIGHTS_LAYER, to_wx},
                                    {DNNL_ARG_DIFF_WEIGHTS_ITER, to_wh},
                                    {DNNL_ARG_DIFF_BIAS, layer->array("db" + n)}}});
@@ -345,10 +365,10 @@ Layer* open_pooling(int layout, int largest, int64_t samples, int64_t channels, 
     return opened(
         [&] { return pooling(Layout(layout), largest != 0, samples, channels, size, kernel, stride, padding); });
 }
-Layer* open_recurrent(int layout, int gru, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
+Layer* open_recurrent(int layout, int cell, int64_t steps, int64_t samples, int64_t inputs, int64_t units,
                       int64_t layers, int64_t directions) {
     return opened(
-        [&] { return recurrent(Layout(layout), gru != 0, steps, samples, inputs, units, layers, directions); });
+        [&] { return recurrent(Layout(layout), Cell(cell), steps, samples, inputs, units, layers, directions); });
 }
 void close_layer(Layer* layer) { delete layer; }
 float* array_of(Layer* layer, const char* name) { return layer->data(name); }

@@ -1,4 +1,4 @@
-"""Times oneDNN, called from C++, alternating with retrograd: rows of `bench conv`, and the plain rows of `bench gru`.
+"""Times oneDNN, called from C++, alternating with retrograd: rows of `bench conv`, and plain ones of `lstm` and `gru`.
 
     python -m venv /tmp/onednn && /tmp/onednn/bin/pip install onednn-cpu-gomp onednn-devel-cpu-gomp
     python bench/onednn.py --root /tmp/onednn
@@ -8,7 +8,7 @@ Builds onednn.cpp with a C++ compiler against the oneDNN 3 in that folder, which
 before anything is timed. Prints a Markdown table of medians in microseconds; ratios are medians over the rounds, and
 above 1 retrograd is faster. oneDNN gets the same arrays [N, C, H, W], and works on them as they are, or converts them
 to layouts of its choice and back, whichever is faster. "Blocked" is oneDNN on data that are in those layouts already.
-Of a GRU or an RNN, only the weights and their gradients are converted.
+Of a recurrent layer, only the weights and their gradients are converted.
 """
 
 import argparse
@@ -28,11 +28,12 @@ from retrograd.lab.bench.images import Steps
 from retrograd.lab.bench.pool import POOL_CASES
 from retrograd.lab.bench.recurrent import OurRecurrent, make_bench_data, plain_case
 from retrograd.lab.bench.timing import agree, median_ratio, quantiles, take_turns
-from retrograd.lab.cases import GRU_BENCH_CASES, RNN_BENCH_CASES, RecurrentCase
+from retrograd.lab.cases import GRU_BENCH_CASES, LSTM_BENCH_CASES, RNN_BENCH_CASES, RecurrentCase
 
 SOURCE = pathlib.Path(__file__).resolve().with_suffix(".cpp")
 PASSES = "forward", "backward", "step"
 LAYOUTS = ("plain", "reordered", "blocked")  # in the order of the C++ enumeration
+CELLS = ("rnn", "gru", "lstm")  # likewise
 
 
 def build(root, folder):
@@ -101,26 +102,26 @@ class OneDnnImages(OneDnn):
 
 
 class OneDnnRecurrent(OneDnn):
-    """A GRU or an RNN. oneDNN's gates are z r n, and the bias of r and z with h is part of that with x."""
+    """A recurrent layer. oneDNN's gates of a GRU are z r n, and its bias of r and z with h is part of that with x."""
 
     layouts = LAYOUTS[1:]
 
     def __init__(self, library, case, data, layout, stack):
         sizes = case.steps, case.samples, case.inputs, case.units, case.layers, case.directions
-        layer = library.open_recurrent(LAYOUTS.index(layout), case.kind_name == "gru", *sizes)
+        layer = library.open_recurrent(LAYOUTS.index(layout), CELLS.index(case.kind_name), *sizes)
         super().__init__(library, f"{case.name}, {layout}", layer, stack)
         self._case, self._shapes = case, (data.x.shape, data.dy.shape)
         self._load(x=data.x, dy=data.dy)
         for parts, (wx, wh, b) in zip(data.weights, self._cells(), strict=True):
             wx[...], wh[...] = self._from_ours(parts.wx), self._from_ours(parts.wh)
-            b[...] = biases_for_onednn(parts, case.units) if case.gates == 3 else parts.b
+            b[...] = biases_for_onednn(parts, case.units) if case.gates == 3 else parts.b.reshape(b.shape)
         library.load(layer)
 
     def _cells(self, of=""):
         """The arrays of wx, wh and b of each cell, or `of` "d" their gradients."""
         case = self._case
         whole = case.layers == 1 or (case.inputs == case.units and case.directions == 1)
-        depth, bias_rows = case.layers if whole else 1, 4 if case.gates == 3 else 1
+        depth, bias_rows = case.layers if whole else 1, 1 if case.gates == 1 else 4
         for cell in range(case.cells):
             layer, direction = divmod(cell, case.directions)
             primitive, place = (0, layer) if whole else (layer, 0)
@@ -133,11 +134,11 @@ class OneDnnRecurrent(OneDnn):
     def _from_ours(self, matrix):
         """[G H, I] with gates r z n as [I, G, H] with gates z r n."""
         gates = matrix.reshape(self._case.gates, self._case.units, -1)
-        return gates[[1, 0, 2] if len(gates) == 3 else [0]].transpose(2, 0, 1)
+        return gates[[1, 0, 2] if len(gates) == 3 else range(len(gates))].transpose(2, 0, 1)
 
     def _to_ours(self, matrix):
         gates = matrix.transpose(1, 2, 0)
-        return gates[[1, 0, 2] if len(gates) == 3 else [0]].reshape(-1, matrix.shape[0])
+        return gates[[1, 0, 2] if len(gates) == 3 else range(len(gates))].reshape(-1, matrix.shape[0])
 
     def results(self):
         self._stored()
@@ -197,7 +198,9 @@ def main():
     parser.add_argument("--budget", type=float, default=2.0, metavar="SECONDS", help="time per row and thread count")
     options = parser.parse_args()
     recurrent = [
-        case for case in (*GRU_BENCH_CASES, *RNN_BENCH_CASES) if case == plain_case(case) and case.lengths is None
+        case
+        for case in (*LSTM_BENCH_CASES, *GRU_BENCH_CASES, *RNN_BENCH_CASES)
+        if case == plain_case(case) and case.lengths is None
     ]
     rows = (*CONV_CASES, *POOL_CASES, *recurrent)
     cases = [case for case in rows if any(fnmatch.fnmatchcase(case.name, pattern) for pattern in options.rows)]

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <array>
-#include <deque>
+#include <list>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -17,13 +17,17 @@ class Arrays {
 public:
     template <class Array>
     const View& add(Array array, const char* name, Element element, Access access = Access::read) {
-        return views_.emplace_back(call, array, name, element, access);
+        if (few_ < kFew) return first_[few_++].emplace(call, array, name, element, access);
+        return more_.emplace_back(call, array, name, element, access);
     }
 
     Call call;
 
 private:
-    std::deque<View> views_;
+    static constexpr size_t kFew = 32;  // stored without an allocation: those of one cell
+    std::optional<View> first_[kFew];
+    size_t few_ = 0;
+    std::list<View> more_;
 };
 
 // A call with the parameters that it points to. In a program the seed of a run may be in memory.
@@ -496,12 +500,12 @@ private:
 
     // A parameter that all gates share, as if it were that of the first gate.
     template <class Array>
-    GateArray one_array(Arrays& arrays, Array given, const char* name, const std::vector<int64_t>& shape,
+    GateArray one_array(Arrays& arrays, Array given, const char* name, std::initializer_list<int64_t> shape,
                         Access access) const {
         GateArray found;
         const View& view = arrays.add(given, name, element_, access);
         view.check_shape(shape);
-        if (access == Access::write && shape.size() > 1) view.check_unit_stride(shape.back());
+        if (access == Access::write && shape.size() > 1) view.check_unit_stride(*(shape.end() - 1));
         found.gate[0] = view.data();
         found.row_stride = view.stride(0);
         found.col_stride = shape.size() > 1 ? view.stride(1) : 1;
@@ -518,9 +522,11 @@ private:
         const int64_t units = shape_.units;
         const int gates = gate_count(shape_.rule.kind);
         const int tail = is_matrix ? 1 : 0;
-        const auto with_columns = [&](std::vector<int64_t> shape) {
-            if (is_matrix) shape.push_back(columns);
-            return shape;
+        const auto check_shape = [&](const View& view, std::initializer_list<int64_t> lead) {
+            int64_t shape[3] = {}, axes = 0;
+            for (const int64_t extent : lead) shape[axes++] = extent;
+            if (is_matrix) shape[axes++] = columns;
+            view.check_shape(shape, shape + axes);
         };
         bool first = true;
         const auto take_strides = [&](const View& view, int row_axis) {
@@ -540,7 +546,7 @@ private:
                     const nb::handle gate = PyTuple_GET_ITEM(given.ptr(), k);
                     const View& view = arrays.add(gate, name, element_, access);
                     if (!view.present()) continue;
-                    view.check_shape(with_columns({units}));
+                    check_shape(view, {units});
                     take_strides(view, 0);
                     found.gate[k] = view.data();
                 }
@@ -549,8 +555,11 @@ private:
         }
         const View& view = arrays.add(given, name, element_, access);
         const bool apart = view.axes() == tail + 2;
-        view.check_shape(
-            with_columns(apart ? std::vector<int64_t>{gates, units} : std::vector<int64_t>{gates * units}));
+        if (apart) {
+            check_shape(view, {gates, units});
+        } else {
+            check_shape(view, {gates * units});
+        }
         take_strides(view, apart ? 1 : 0);
         const int64_t step = apart ? view.stride(0) : units * found.row_stride;
         for (int k = 0; k < gates && view.present(); ++k)

@@ -155,13 +155,18 @@ public:
     void check_axes(int axes) const {
         if (held_ && memory_.ndim != axes) call_.refuse(Reason::shape, name_);
     }
-    void check_shape(const std::vector<int64_t>& shape) const {
-        if (held_ && !std::equal(shape.begin(), shape.end(), memory_.shape, memory_.shape + memory_.ndim)) {
+    void check_shape(const int64_t* first, const int64_t* last) const {
+        if (held_ && !std::equal(first, last, memory_.shape, memory_.shape + memory_.ndim)) {
             call_.refuse(Reason::shape, name_);
         }
     }
+    void check_shape(std::initializer_list<int64_t> shape) const { check_shape(shape.begin(), shape.end()); }
+    void check_shape(const std::vector<int64_t>& shape) const {
+        check_shape(shape.data(), shape.data() + shape.size());
+    }
     // The shape, and that the array is contiguous.
-    void check_contiguous(const std::vector<int64_t>& shape) const {
+    template <class Shape = std::initializer_list<int64_t>>
+    void check_contiguous(const Shape& shape) const {
         check_shape(shape);
         if (held_ && !contiguous()) call_.refuse(Reason::layout, name_);
     }

@@ -44,17 +44,15 @@ struct RowSum {
         lanes[Chain::value][lane / kLanes<A>].add(v);
     }
     RG_INLINE double total() const {
-        double part[2][kPanel<A>];
-#pragma GCC unroll 16
-        for (int v = 0; v < kPanelVectors<A>; ++v) {
-            lanes[0][v].store(part[0] + v * kLanes<A>);
-            lanes[1][v].store(part[1] + v * kLanes<A>);
-        }
-        for (int64_t u = 0; u < kPanel<A>; ++u) part[0][u] += part[1][u];
-        for (int64_t half = kPanel<A> / 2; half > 0; half /= 2) {
-            for (int64_t u = 0; u < half; ++u) part[0][u] += part[0][u + half];
-        }
-        return part[0][0];
+        constexpr int kEach = LaneSums<A>::kRegisters, kRegisters = kEach * kPanelVectors<A>;
+        Vec<double> part[2][kRegisters];
+        unrolled<kPanelVectors<A>>([&](int v) RG_INLINE_LAMBDA {
+            lanes[0][v].take(part[0] + v * kEach);
+            lanes[1][v].take(part[1] + v * kEach);
+        });
+        unrolled<kRegisters>([&](int k) RG_INLINE_LAMBDA { part[0][k] += part[1][k]; });
+        add_halves<kRegisters, 1>(part[0]);
+        return add_lanes(part[0][0]);
     }
 };
 
@@ -82,8 +80,9 @@ void norm_rows(const NormRows<A>& p) {
     }
 }
 
-template <class A>
-void norm_rows_gradient(const NormRowsGradient<A>& p) {
+template <class A, bool add>
+void norm_rows_gradient_as(const NormRowsGradient<A>& call) {
+    const NormRowsGradient<A> p = call;  // a copy, whose fields stay in registers: stores could change the caller's
     const double share = 1 / double(p.gates * p.units);
     for (int64_t r = 0; r < p.rows; ++r) {
         const A* x = p.x + r * p.x_row;
@@ -107,10 +106,15 @@ void norm_rows_gradient(const NormRowsGradient<A>& p) {
                                         const Vec<A> xhat = (load(x + column) - center) * rstd;
                                         Vec<A> dx = rstd * (dy * load(p.gamma + column) - mean - xhat * slope);
                                         A* to = p.dx + place(block, k, lane);
-                                        if (p.add) dx = dx + load<A>(to);
+                                        if constexpr (add) dx = dx + load<A>(to);
                                         store(to, keep_valid<A>(dx, valid));
                                     });
     }
+}
+
+template <class A>
+void norm_rows_gradient(const NormRowsGradient<A>& p) {
+    p.add ? norm_rows_gradient_as<A, true>(p) : norm_rows_gradient_as<A, false>(p);
 }
 
 template <class A>

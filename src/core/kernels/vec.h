@@ -583,6 +583,8 @@ struct LaneSums {
     double lanes{};
     RG_INLINE void add(A v) { lanes += v; }
     RG_INLINE void store(double* p) const { *p = lanes; }
+    static constexpr int kRegisters = 1;
+    RG_INLINE void take(Vec<double>* v) const { *v = lanes; }
 };
 
 #else
@@ -605,12 +607,19 @@ struct LaneSums<float> {
         rg::store(p, low);
         rg::store(p + kLanes<double>, high);
     }
+    static constexpr int kRegisters = 2;
+    RG_INLINE void take(Vec<double>* v) const {
+        v[0] = low;
+        v[1] = high;
+    }
 };
 template <>
 struct LaneSums<double> {
     Vec<double> lanes{};
     RG_INLINE void add(Vec<double> v) { lanes += v; }
     RG_INLINE void store(double* p) const { rg::store(p, lanes); }
+    static constexpr int kRegisters = 1;
+    RG_INLINE void take(Vec<double>* v) const { *v = lanes; }
 };
 
 #endif

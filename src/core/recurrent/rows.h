@@ -226,6 +226,10 @@ struct CacheHeader {
 };
 constexpr int64_t kCacheAlign = 64;
 
+// Where the elements of a cache begin. It is invalid until seal_cache(), when the pass is complete.
+void* open_cache(void* cache);
+void seal_cache(const RecurrentShape& shape, uint64_t stamp, void* cache, const void* base);
+
 // T: A or const A.
 template <class A, class T>
 CellCache<T> cell_cache(const Rows<A>& rows, T* base, int64_t cell) {

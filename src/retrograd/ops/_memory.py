@@ -7,9 +7,9 @@ size.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -22,8 +22,8 @@ LARGE: Final = 1 << 20  # bytes; malloc already reuses smaller blocks
 
 def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Like np.empty."""
-    size = math.prod(shape) * dtype.itemsize
-    if not LARGE <= size <= sys.maxsize:  # for sizes that are too large, NumPy raises a clear error
+    size = prod(shape) * dtype.itemsize
+    if size < LARGE or size > sys.maxsize:  # for sizes that are too large, NumPy raises a clear error
         return np.empty(shape, dtype)
     memory: Any = _core.ResultMemory(size)
     array: Array = np.ndarray(shape, dtype, memory)

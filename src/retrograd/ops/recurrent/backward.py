@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from .._records import RecurrentBackward
 from .._types import Array
 from .cache import CACHES, RecurrentCache, raise_for_cache, recomputed
-from .problem import checked_inputs, named_inputs, unit_stride
+from .problem import Inputs, checked_inputs, named_inputs, unit_stride
 from .types import GRU, LSTM, RNN, Cell, CellType
 from .weights import as_cells, named_arrays, shape_of
 
@@ -45,7 +45,7 @@ class RecurrentGradients(NamedTuple):
 class _Needs(NamedTuple):
     """The names of a cell's gradients."""
 
-    weights: frozenset[str]
+    weights: tuple[str, ...]
     all: tuple[str, ...]
     # Without `need`: everything, and the gradients of the initial states if these were given.
     default: dict[tuple[bool, bool], frozenset[str]]
@@ -59,7 +59,7 @@ def _needs(cell: CellType) -> _Needs:
         for h0 in (False, True)
         for c0 in (False, True)
     }
-    return _Needs(frozenset(weights), ("dx", *weights, *states), default)
+    return _Needs(weights, ("dx", *weights, *states), default)
 
 
 _NEEDS: Final = {cell.name: _needs(cell) for cell in (LSTM, GRU, RNN)}
@@ -171,7 +171,7 @@ def _backward(
     elif dweights is not None:
         raise ArgumentValueError("out", "{out} has buffers for {dweights}, of which {need} names none")
 
-    results = _Results(
+    results = (
         dx if dx is None or cache.has_table else problem.sequence(dx),
         dcells,
         None if dh0 is None else problem.states(dh0),
@@ -185,50 +185,46 @@ def _backward(
     return dx, dweights, dh0, dc0
 
 
-class _Results(NamedTuple):
-    """The arrays that the gradients are written to, in the engine's form."""
-
-    dx: Array | None
-    dcells: list[Cell] | None
-    dh0: Array | None
-    dc0: Array | None
-
-
 def _run(
     cache: RecurrentCache,
     incoming: tuple[Array | None, Array | None, Array | None],
-    results: _Results,
+    results: tuple[Array | None, list[Cell] | None, Array | None, Array | None],
     accumulate: bool,
     threads: int,
 ) -> None:
-    """Run the engine. All arrays have the right shape and dtype."""
-    stamp = None if cache.buffer is None else cache.stamp
-    buffer = recomputed(cache, threads) if cache.buffer is None else cache.buffer
+    """Run the engine. All arrays have the right shape and dtype. results: dx, dcells, dh0 and dc0."""
+    inputs, buffer, stamp = cache
+    if buffer is None:
+        buffer, stamp = recomputed(cache, threads), None
     copies: list[tuple[Array, Array]] = []
-
-    def fix(refusal: Refusal, refused: RecurrentBackward) -> RecurrentBackward:
-        raise_for_cache(refusal)
-        inputs = checked_inputs(cache.inputs)
-        for name, array in zip(("dy", "dhn", "dcn"), incoming, strict=True):
-            if array is not None:
-                _args.check_aligned(name, array)
-        dy, dhn, dcn = (None if array is None else unit_stride(array) for array in incoming)
-        named = {"out.dx": results.dx, "out.dh0": results.dh0, "out.dc0": results.dc0}
-        named.update(named_arrays("out.dweights", results.dcells or (), cache.inputs.problem.cell))
-        read = {**named_inputs(inputs), "dy": dy, "dhn": dhn, "dcn": dcn, "cache": buffer}
-        _args.check_disjoint(named, read)
-        dx, dh0, dc0 = (_target(array, copies) for array in (results.dx, results.dh0, results.dc0))
-        dcells = results.dcells
-        if dcells is not None:
-            dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
-        return refused._replace(
-            dy=dy, dhn=dhn, dcn=dcn, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
-        )
-
-    arguments = (*incoming, cache.inputs, buffer, stamp, *results, accumulate, False, threads)
-    enter(RecurrentBackward, cache.inputs.problem.engine.backward, arguments, fix)
+    arguments = (*incoming, inputs, buffer, stamp, *results, accumulate, False, threads)
+    enter(RecurrentBackward, inputs.problem.engine.backward, arguments, _fixed_backward, copies)
     for array, computed in copies:
         array[...] = computed
+
+
+def _fixed_backward(
+    refusal: Refusal, refused: RecurrentBackward, copies: list[tuple[Array, Array]]
+) -> RecurrentBackward:
+    raise_for_cache(refusal)
+    given = cast(Inputs, refused.inputs)
+    inputs = checked_inputs(given)
+    incoming = {"dy": refused.dy, "dhn": refused.dhn, "dcn": refused.dcn}
+    for name, array in incoming.items():
+        if array is not None:
+            _args.check_aligned(name, array)
+    dy, dhn, dcn = (None if array is None else unit_stride(array) for array in incoming.values())
+    named = {"out.dx": refused.dx, "out.dh0": refused.dh0, "out.dc0": refused.dc0}
+    named.update(named_arrays("out.dweights", refused.dcells or (), given.problem.cell))
+    read = {**named_inputs(inputs), "dy": dy, "dhn": dhn, "dcn": dcn, "cache": refused.cache}
+    _args.check_disjoint(named, read)
+    dx, dh0, dc0 = (_target(array, copies) for array in (refused.dx, refused.dh0, refused.dc0))
+    dcells = refused.dcells
+    if dcells is not None:
+        dcells = [tuple(_target(part, copies) for part in cell) for cell in dcells]
+    return refused._replace(
+        dy=dy, dhn=dhn, dcn=dcn, inputs=inputs, dx=dx, dcells=dcells, dh0=dh0, dc0=dc0, overlap_checked=True
+    )
 
 
 def _target(part: Any, copies: list[tuple[Array, Array]], must_copy: bool = False) -> Any:
@@ -301,9 +297,11 @@ def _result(name: str, buffer: Array | None, shape: tuple[int, ...], dtype: np.d
 
 
 def _weight_results(cache: RecurrentCache, wanted: frozenset[str], dweights: Any, accumulate: bool) -> list[Cell]:
-    cell, cells = cache.inputs.problem.cell, _full_cells(cache)
+    cell = cache.inputs.problem.cell
     if dweights is None and not accumulate:
-        return [_new_gradient(parts, cell.fields, wanted) for parts in cells]
+        names = _NEEDS[cell.name].weights
+        return [_new_gradient(parts, names, wanted) for parts in cache.inputs.cells]
+    cells = _full_cells(cache)
     buffers: list[Cell] = [(None,) * len(cell.fields)] * len(cells)
     if dweights is not None:
         buffers, single = as_cells("out.dweights", dweights, cell, result=True)
@@ -334,15 +332,15 @@ def _weight_results(cache: RecurrentCache, wanted: frozenset[str], dweights: Any
     return results
 
 
-def _new_gradient(cell: Cell, fields: tuple[str, ...], wanted: frozenset[str]) -> Cell:
-    results: list[Any] = []
-    for field, part in zip(fields, cell, strict=True):
-        if part is None or "d" + field not in wanted:
-            results.append(None)
-        elif type(part) is tuple:
-            results.append(tuple(None if a is None else _memory.empty(a.shape, a.dtype) for a in part))
+def _new_gradient(cell: Cell, names: tuple[str, ...], wanted: frozenset[str]) -> Cell:
+    results: list[Any] = [None] * len(names)
+    for index, part in enumerate(cell):
+        if part is None or names[index] not in wanted:
+            continue
+        if type(part) is tuple:
+            results[index] = tuple(None if a is None else _memory.empty(a.shape, a.dtype) for a in part)
         else:
-            results.append(_memory.empty(part.shape, part.dtype))
+            results[index] = _memory.empty(part.shape, part.dtype)
     return tuple(results)
 
 

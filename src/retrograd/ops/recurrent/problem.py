@@ -60,6 +60,7 @@ class Problem(NamedTuple):
     y_shape: tuple[int, ...]
     h_shape: tuple[int, ...]
     c_shape: tuple[int, ...]  # of an LSTM
+    whole_cache: int  # bytes of the cache if all samples are active in every step
 
     @property
     def cells(self) -> int:
@@ -93,7 +94,7 @@ class Problem(NamedTuple):
         return (gates * self.units, *tail), (gates, self.units, *tail)
 
     def cache_bytes(self, active: Array | None) -> int:
-        return self.engine.cache_bytes(self.steps * self.samples if active is None else int(active.sum()))
+        return self.whole_cache if active is None else self.engine.cache_bytes(int(active.sum()))
 
     def sequence(self, array: Array) -> Array:
         """View x, y or one of their gradients with time first."""
@@ -141,7 +142,7 @@ def dtype_code(name: str, dtype: np.dtype[Any], cell: CellType) -> int:
     return FLOATS.index(dtype)
 
 
-@lru_cache(maxsize=512, typed=True)
+@lru_cache(maxsize=512)
 def _problem(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
@@ -212,11 +213,12 @@ def _problem(
         zoneout=zoneout,
         dropout=used_rate,
         single=single,
-        batch_first=batch_first,
+        batch_first=bool(batch_first),
         x_shape=shape,
         y_shape=(*shape[:2], directions * outputs),
         h_shape=(*lead, outputs),
         c_shape=(*lead, units),
+        whole_cache=engine.cache_bytes(steps * samples),
     )
 
 
@@ -390,7 +392,7 @@ def bind(
     if cell.has_cells:
         if cells[0][4] is not None:
             units, projection = _projected(cells[0][4], units)
-        peephole = 0 if single and cells[0][3] is None else peephole_kind(cells, units)
+        peephole = peephole_kind(cells, units)
     shape = x.shape if indices is None else (*(indices.shape[::-1] if batch_first else indices.shape), x.shape[1])
     if seed.__class__ is not int or not 0 <= seed < 1 << 64:
         seed = _args.as_seed(seed)
@@ -402,16 +404,16 @@ def bind(
         single,
         units,
         projection,
-        bool(bidirectional),
-        bool(batch_first),
+        bidirectional,
+        batch_first,
         peephole,
         mask_kind,
         has_zoneout,
         dropout,
-        bool(training),
+        training,
         options,
     )
-    if options.norm is None:
+    if not problem.norm:
         for parts in cells:
             for part in parts[cell.first_norm :]:
                 if part is not None:
@@ -506,25 +508,26 @@ def run_forward(
     threads: int,
 ) -> Inputs:
     """Run the engine. Outputs have the right shape and dtype. Returns the inputs in the form the engine accepted."""
-
-    def fix(_: Refusal, refused: RecurrentForward) -> RecurrentForward:
-        checked = checked_inputs(inputs)
-        read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
-        for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
-            if before is not None and after is not None and same_elements(before, after):
-                del read[state]
-        _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": buffer}, read)
-        to_y, to_hn, to_cn = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
-        return refused._replace(inputs=checked, y=to_y, hn=to_hn, cn=to_cn, overlap_checked=True)
-
     arguments = (inputs, buffer, stamp, y, hn, cn, False, threads)
-    _, fixed = enter(RecurrentForward, inputs.problem.engine.forward, arguments, fix)
+    _, fixed = enter(RecurrentForward, inputs.problem.engine.forward, arguments, _fixed_forward)
     if fixed is None:
         return inputs
     for array, computed in ((y, fixed.y), (hn, fixed.hn), (cn, fixed.cn)):
         if array is not None and array is not computed:
             array[...] = computed
     return cast(Inputs, fixed.inputs)
+
+
+def _fixed_forward(_: Refusal, refused: RecurrentForward) -> RecurrentForward:
+    inputs, y, hn, cn = cast(Inputs, refused.inputs), refused.y, refused.hn, refused.cn
+    checked = checked_inputs(inputs)
+    read = {**named_inputs(checked), "h0": inputs.h0, "c0": inputs.c0}
+    for state, before, after in (("h0", inputs.h0, hn), ("c0", inputs.c0, cn)):
+        if before is not None and after is not None and same_elements(before, after):
+            del read[state]
+    _args.check_disjoint({"out.y": y, "out.hn": hn, "out.cn": cn, "cache": refused.cache}, read)
+    to_y, to_hn, to_cn = (None if a is None else unit_stride(_args.as_plain(a), copy=False) for a in (y, hn, cn))
+    return refused._replace(inputs=checked, y=to_y, hn=to_hn, cn=to_cn, overlap_checked=True)
 
 
 def named_inputs(inputs: Inputs) -> dict[str, Array | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
+from numpy import ndarray
 
 from .. import _args
 from .._errors import ArgumentTypeError, ArgumentValueError
@@ -18,13 +18,19 @@ def as_cells(name: str, weights: Weights, cell: CellType, result: bool = False) 
     """The parameters of every cell, and whether a single cell was given rather than a sequence."""
     if type(weights) is cell.weights:
         return [_cell(name, weights, cell, result)], True
+    if type(weights) is list and weights:
+        for given in weights:
+            if not _is_plain(given, cell):
+                break
+        else:
+            return weights.copy(), False  # a copy: the caller's list may change before backward
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence) or _is_another(weights, cell):
         raise ArgumentTypeError(
             name, "{argument} must be {} or a sequence of them, not {}", cell.weights, type(weights)
         )
     if not weights:
         raise ArgumentValueError(name, "{argument} is empty, needs at least 1 cell")
-    if isinstance(weights[0], np.ndarray):
+    if isinstance(weights[0], ndarray):
         return [_cell(name, weights, cell, result)], True
     return [_cell(f"{name}[{index}]", given, cell, result) for index, given in enumerate(weights)], False
 
@@ -34,16 +40,11 @@ def _is_another(weights: Any, cell: CellType) -> bool:
 
 
 def _cell(name: str, given: Any, cell: CellType, result: bool) -> Cell:
-    if type(given) is cell.weights:
-        gates = len(cell.gates)
-        for part in given:
-            if part is not None and type(part) is not np.ndarray and not _is_gate_tuple(part, gates):
-                break
-        else:
-            return given
-    elif isinstance(given, str) or not isinstance(given, Sequence) or _is_another(given, cell):
+    if _is_plain(given, cell):
+        return cast(Cell, given)
+    if isinstance(given, str) or not isinstance(given, Sequence) or _is_another(given, cell):
         raise ArgumentTypeError(name, "{argument} must be {}, not {}", cell.weights, type(given))
-    elif not 2 <= len(given) <= len(cell.fields):
+    if not 2 <= len(given) <= len(cell.fields):
         listed = ", ".join(f"{{{field}}}" for field in cell.fields[:-1]) + f" and {{{cell.fields[-1]}}}"
         raise ArgumentValueError(
             name, f"{{argument}} has {{}} arrays; a cell has 2 to {len(cell.fields)}: {listed}", len(given)
@@ -54,9 +55,18 @@ def _cell(name: str, given: Any, cell: CellType, result: bool) -> Cell:
     )
 
 
+def _is_plain(given: Any, cell: CellType) -> bool:
+    """Whether this is what the engine takes, as is usual: a fast path around the full checks."""
+    if type(given) is not cell.weights:
+        return False
+    for part in given:
+        if part is not None and type(part) is not ndarray and not _is_gate_tuple(part, len(cell.gates)):
+            return False
+    return True
+
+
 def _is_gate_tuple(part: Any, gates: int) -> bool:
-    """Whether this is a tuple of one array per gate, as is usual: a fast path around the full checks."""
-    return type(part) is tuple and len(part) == gates and all(a is None or type(a) is np.ndarray for a in part)
+    return type(part) is tuple and len(part) == gates and all(a is None or type(a) is ndarray for a in part)
 
 
 def _gate_arrays(name: str, field: str, part: Any, cell: CellType, result: bool) -> Any:
@@ -71,7 +81,7 @@ def _gate_arrays(name: str, field: str, part: Any, cell: CellType, result: bool)
 
 
 def _array(name: str, value: object, result: bool) -> Array:
-    if result and not isinstance(value, np.ndarray):
+    if result and not isinstance(value, ndarray):
         raise ArgumentTypeError(name, "{argument} must be an ndarray, not {}", type(value))
     return _args.as_array(name, value)
 
@@ -102,12 +112,17 @@ def shape_of(part: Any) -> str:
 
 
 def peephole_kind(cells: list[Cell], units: int) -> int:
+    for cell in cells:
+        if cell[3] is not None:
+            break
+    else:
+        return 0
     kinds = {_peephole_of(cell[3], units) for cell in cells if cell[3] is not None}
     if len(kinds) > 1:
         raise ArgumentValueError(
             "weights", "some cells have diagonal and others full peepholes; they must be of one kind"
         )
-    return kinds.pop() if kinds else 0
+    return kinds.pop()
 
 
 def _peephole_of(part: Any, units: int) -> int:
