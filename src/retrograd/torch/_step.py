@@ -7,7 +7,7 @@ usual road, which finds out why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class DirectCell:
         self._numpy_dtype = dtype_of(self.dtype)
         with torch.no_grad():
             self._arrays = [array(p, title, name) for p, name in zip(parameters, plan.parameters, strict=True)]
-        self._memory = [(p.data_ptr(), p.shape) for p in parameters]
+        self._memory = [(name, p, p.data_ptr(), p.shape) for name, p in zip(plan.parameters, parameters, strict=True)]
         self._parts: list[Any] = [None] * len(plan.cell.fields)
         for place, part in zip(plan.places, self._arrays, strict=True):
             if place != ADDED:
@@ -54,26 +54,26 @@ class DirectCell:
         self._added = self._arrays[plan.places.index(ADDED)] if plan.adds_biases else None
         self._problems: dict[int, Problem] = {}
 
-    def holds(self, parameters: Sequence[Tensor]) -> bool:
+    def holds(self, named: Mapping[str, Tensor | None]) -> bool:
         """Whether these are the parameters, and their memory is the same."""
-        for own, given, (pointer, shape) in zip(self.parameters, parameters, self._memory, strict=True):
-            if own is not given or given.data_ptr() != pointer or given.shape != shape or not given.is_contiguous():
+        for name, own, pointer, shape in self._memory:
+            if named.get(name) is not own or own.data_ptr() != pointer:
+                return False
+            if own.shape != shape or not own.is_contiguous():
                 return False
         return True
 
-    def _problem(self, samples: int) -> Problem:
-        found = self._problems.get(samples)
-        if found is None:
-            fields = self.plan.cell.fields
-            peephole = self._parts[fields.index("peephole")] if "peephole" in fields else None
-            found = problem_of(
-                (1, samples, self._inputs), self._numpy_dtype, 1, True, self.units, self._projection, False, False,
-                0 if peephole is None else peephole.ndim, 0, False, 0.0, True, self.plan.cell_options(),
-            )  # fmt: skip
-            if len(self._problems) >= _MOST_PROBLEMS:
-                self._problems.clear()
-            self._problems[samples] = found
-        return found
+    def _new_problem(self, samples: int) -> Problem:
+        fields = self.plan.cell.fields
+        peephole = self._parts[fields.index("peephole")] if "peephole" in fields else None
+        problem = problem_of(
+            (1, samples, self._inputs), self._numpy_dtype, 1, True, self.units, self._projection, False, False,
+            0 if peephole is None else peephole.ndim, 0, False, 0.0, True, self.plan.cell_options(),
+        )  # fmt: skip
+        if len(self._problems) >= _MOST_PROBLEMS:
+            self._problems.clear()
+        self._problems[samples] = problem
+        return problem
 
     def forward(
         self, x: Tensor, h0: Tensor | None, c0: Tensor | None, keep: bool
@@ -81,7 +81,7 @@ class DirectCell:
         """The new states, and what backward needs. The tensors have the right shapes and dtypes."""
         title, has_cells = self.title, self.plan.has_cells
         samples = len(x)
-        problem = self._problem(samples)
+        problem = self._problems.get(samples) or self._new_problem(samples)
         parts = self._parts
         if self._added is not None:
             parts = parts.copy()

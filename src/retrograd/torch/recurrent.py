@@ -386,35 +386,38 @@ class Step(Recurrent, torch.nn.RNNCellBase):
 
     def _is_direct(self, x: Tensor, hx: Any) -> bool:
         """Whether a step can take the direct road. What it does not take, the usual one checks."""
-        if self.zoneout is not None or self.recompute or x.dim() != 2 or x.shape[1] != self.input_size:
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != self.input_size or self.zoneout is not None or self.recompute:
             return False
-        named = self._parameters
-        parameters: list[Any] = [named.get(name) for name in self._parameter_names().split()]
-        for parameter in parameters:
-            if type(parameter) is not torch.nn.Parameter or not parameter.is_cpu:
+        cell: DirectCell | None = self.__dict__.get("_direct")
+        if cell is None or cell.options is not self._encoded or not cell.holds(self._parameters):
+            cell = self.__dict__["_direct"] = self._new_direct()
+            if cell is None:
                 return False
-        cell = self.__dict__.get("_direct")
-        if cell is None or cell.options is not self._encoded or not cell.holds(parameters):
-            if parameters[0].dtype not in _FLOATS or not all(
-                p.dtype is parameters[0].dtype and p.is_contiguous() for p in parameters
-            ):
-                return False
-            sizes = self.input_size, self.hidden_size, self.proj_size
-            cell = DirectCell(self._title, self._parameter_names(), self._encoded, sizes, parameters)
-            self.__dict__["_direct"] = cell
         if x.dtype is not cell.dtype:
             return False
         if hx is None:
             return True
-        states = hx if self._has_cells else (hx,)
+        samples, states = shape[0], hx if self._has_cells else (hx,)
         if type(states) is not tuple or len(states) != 1 + self._has_cells:
             return False
         for state, size in zip(states, (cell.outputs, cell.units), strict=False):
             if type(state) is not Tensor or state.dtype is not cell.dtype or not state.is_cpu:
                 return False
-            if state.shape != (x.shape[0], size):
+            if state.shape != (samples, size):
                 return False
         return True
+
+    def _new_direct(self) -> DirectCell | None:
+        names = self._parameter_names()
+        parameters: list[Any] = [self._parameters.get(name) for name in names.split()]
+        for parameter in parameters:  # a parametrized one is an attribute instead
+            if type(parameter) is not torch.nn.Parameter or not parameter.is_cpu or not parameter.is_contiguous():
+                return None
+            if parameter.dtype is not parameters[0].dtype or parameter.dtype not in _FLOATS:
+                return None
+        sizes = self.input_size, self.hidden_size, self.proj_size
+        return DirectCell(self._title, names, self._encoded, sizes, parameters)
 
     def _step(self, x: Tensor, hx: Any) -> Any:
         cell = self.__dict__["_direct"]
