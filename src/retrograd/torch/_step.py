@@ -177,7 +177,8 @@ class _Step(torch.autograd.Function):
 
 
 def _backward(cell: DirectCell, kept: Any, need: Sequence[bool], dhn: Any, dcn: Any, *_: Any) -> tuple[Any, ...]:
-    return tuple(cell.backward(*kept, need, dhn, dcn))
+    inputs, buffer, stamp = kept
+    return tuple(cell.backward(inputs, buffer, stamp, need, dhn, dcn))
 
 
 _apply: Final = apply_of(_Step)
