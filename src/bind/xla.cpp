@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../core/dense/elementwise.h"
 #include "bind.h"
 #include "linear_call.h"
 #include "norm_problem.h"
@@ -258,6 +259,9 @@ int64_t integer_at(const RawArray& array, int64_t i) {
     return value;
 }
 
+// Added to the seed of a call where a rate of zoneout is drawn, as in retrograd/ops/recurrent/factors.py.
+constexpr uint64_t kZoneoutStreams[2] = {0x1E3779B97F4A7C15, 0x51B54A32D192ED03};
+
 // One call of a frame.
 class RecurrentCall {
 public:
@@ -272,6 +276,8 @@ public:
         if (x_.array()->ndim != 3) fail("x must have 3 axes");
         if (layers_ < 1 || layers_ > 1 << 20 || directions_ < 1 || directions_ > 2) fail("a size is out of range");
         set_slots();
+        set_zoneout(0, "zoneout_rate", kind_ == CellKind::lstm && frame.integer("projection") ? "projection" : "units");
+        if (kind_ == CellKind::lstm) set_zoneout(1, "cell_zoneout_rate", "units");
     }
 
     RecurrentProblem problem() const {
@@ -303,8 +309,8 @@ public:
                 frame_.number("cell_clip"),
                 int(frame_.integer("norm")),
                 frame_.number("eps"),
-                0,
-                false,
+                int(frame_.integer("mask_kind")),
+                frame_.flag("has_zoneout"),
                 frame_.number("dropout")};
     }
     RawInputs inputs() const {
@@ -320,14 +326,10 @@ public:
                         0,
                         nullptr,
                         find("reset"),
-                        nullptr,
-                        nullptr,
-                        nullptr};
-        if (const RawArray* seed = frame_.argument("seed")) {
-            if (elements_of(*seed) != 1) fail("seed must be one integer");
-            const int64_t value = integer_at(*seed, 0);
-            in.seed = seed->element == Element::i32 ? uint64_t(uint32_t(value)) : uint64_t(value);
-        }
+                        find("mask"),
+                        zoneout_[0] ? &zoneout_[0]->array : find("zoneout"),
+                        zoneout_[1] ? &zoneout_[1]->array : find("cell_zoneout")};
+        in.seed = seed();
         return in;
     }
     RawCells gradients() const {
@@ -360,16 +362,56 @@ private:
         order_array_.emplace(Element::i64, order_.data(), std::vector<int64_t>{samples()});
     }
 
+    uint64_t seed() const {
+        const RawArray* const seed = frame_.argument("seed");
+        if (!seed) return 0;
+        if (elements_of(*seed) != 1) fail("seed must be one integer");
+        const int64_t value = integer_at(*seed, 0);
+        return seed->element == Element::i32 ? uint64_t(uint32_t(value)) : uint64_t(value);
+    }
+
+    // The weights of the new state that the array functions draw for a rate: 0 or 1.
+    template <class A>
+    void draw_zoneout(int state, double rate, const std::vector<int64_t>& shape) {
+        size_t count = 1;
+        for (const int64_t extent : shape) count *= size_t(extent);
+        std::vector<char>& memory = drawn_[state];
+        memory.resize(count * sizeof(A));
+        A* const kept = reinterpret_cast<A*>(memory.data());
+        std::fill(kept, kept + count, A(1));
+        DropoutCall<A> call;
+        call.count = int64_t(count);
+        call.rate = rate;
+        call.seed = seed() + kZoneoutStreams[state];
+        call.x = kept;
+        call.y = kept;
+        rg::dropout(call);
+        for (size_t i = 0; i < count; ++i) kept[i] = std::min(kept[i], A(1));
+        zoneout_[state].emplace(x_.array()->element, kept, shape);
+    }
+    void set_zoneout(int state, const char* name, const char* width) {
+        const double rate = frame_.number(name);
+        if (rate < 0) return;  // none, or weights are given
+        if (!(rate < 1)) fail("a rate of zoneout must be below 1");
+        const int64_t units = frame_.integer(width);
+        if (units < 0 || units > int64_t(1) << 40) fail("a size is out of range");
+        const std::vector<int64_t> shape = {layers_ * directions_, steps(), samples(), units};
+        x_.array()->element == Element::f64 ? draw_zoneout<double>(state, rate, shape)
+                                            : draw_zoneout<float>(state, rate, shape);
+    }
+
     const Frame& frame_;
     bool batch_first_;
     TimeFirst x_;
     CellKind kind_;
     int64_t layers_, directions_;
+    std::vector<char> drawn_[2];
+    std::optional<OwnArray> zoneout_[2];  // of the hidden and the cell state
     std::vector<int64_t> active_, order_;
     std::optional<OwnArray> active_array_, order_array_;
 };
 
-// Arguments: x, the cells, h0, c0, lengths, seed, reset. Results: y, hn, cn, cache.
+// Arguments: x, the cells, h0, c0, lengths, seed, reset, mask, zoneout, cell_zoneout. Results: y, hn, cn, cache.
 void recurrent_forward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);
@@ -380,8 +422,8 @@ void recurrent_forward_call(Frame& frame) {
     }
 }
 
-// Arguments: x, the cells, lengths, seed, reset, cache, dy, dhn, dcn. Results: dx, dh0, dc0, the gradients of the
-// cells.
+// Arguments: x, the cells, lengths, seed, reset, mask, zoneout, cell_zoneout, cache, dy, dhn, dcn. Results: dx, dh0,
+// dc0, the gradients of the cells.
 void recurrent_backward_call(Frame& frame) {
     for (int64_t i = 0; i < frame.calls(); ++i) {
         frame.select(i);

@@ -657,12 +657,27 @@ struct ScanSteps {
     Steps<const A> a, b, before;  // `before` is read only for da
     A* state;                     // [cols], updated
     Steps<A> y, da;               // y may be b; da may be null: not wanted
-    bool stream;
+    bool far;                     // the inputs come from memory: they are prefetched
+    bool stream;                  // the results leave the cache; `far` too
+};
+
+// The same where time is contiguous: step r of sequence c is at data + c * stride + r. With `down` from the last step
+// to the first.
+template <class A>
+struct ScanSequences {
+    int64_t steps, sequences;
+    bool down;
+    Steps<const A> a, b, before;
+    bool constant;   // a has no time: one factor for each sequence
+    A* state;        // [sequences], updated
+    Steps<A> y, da;  // both may be null; y may be b
+    bool stream;     // the inputs come from memory, and the results go there
 };
 
 template <class A>
 struct ScanKernels {
     void (*run)(const ScanSteps<A>& steps);
+    void (*run_sequences)(const ScanSequences<A>& sequences);
     // x[i] = 0 where reset[i * step] is not 0
     void (*clear)(const uint8_t* reset, int64_t step, int64_t count, A* x);
     // to[c * to_row + r] = from[r * from_row + c]

@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "projection": (
         lambda rj: rj.lstm(ones(2, 1, 3), cell(projection=ones(1, 2))),
         ValueError,
-        r"lstm: projection has shape \(1, 2\), must be \(P, H\) with P = 2, the columns of wh, and H at least P",
+        r"lstm: projection has 1 rows, but wh has 2 columns; both are P",
     ),
     "projection of one cell": (
         lambda rj: rj.lstm(ones(2, 1, 3), [cell(wh=ones(8, 1), projection=ones(1, 2)), cell(1, wh=ones(8, 1))]),

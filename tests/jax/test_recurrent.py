@@ -198,3 +198,93 @@ def test_traced_lengths_are_checked_at_run_time(jax: Any, rj: Any) -> None:
     run = jax.jit(lambda lengths: rj.gru(np.ones((3, 2, 3), np.float32), cell, lengths=lengths).y)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"lengths\[1\] is 4, must be from 0 to 3"):
         run(np.array([3, 4])).block_until_ready()
+
+
+def factors_of(name: str, batch_first: bool, rng: Any) -> dict[str, dict[str, Any]]:
+    """Masks and zoneout, as arrays and as rates, of two cells."""
+    gates = {"lstm": 4, "gru": 3, "rnn": 1}[name]
+    order = (SAMPLES, STEPS) if batch_first else (STEPS, SAMPLES)
+    kept = rng.integers(0, 2, (2, *order, UNITS)).astype(float)
+    steady = (2, 1, SAMPLES, 1, UNITS) if batch_first else (2, 1, 1, SAMPLES, UNITS)
+    found = {
+        "mask": {"mask": rng.random(steady)},
+        "mask for each gate": {"mask": rng.random((2, gates, *order, UNITS))},
+        "mask of one row": {"mask": rng.random((SAMPLES, 1, 1) if batch_first else (SAMPLES, 1))},
+        "weights": {"zoneout": kept},
+        "one weight": {"zoneout": np.array([0.75])},
+        "rate": {"zoneout": 0.5, "seed": 3},
+        "all": {"mask": rng.random((1, UNITS)), "zoneout": 0.25, "dropout": 0.5, "seed": 2**31 + 5},
+    }
+    if name == "lstm":
+        found["both rates"] = {"zoneout": (0.3, 0.6), "seed": 8}
+        found["of the cells"] = {"zoneout": (None, kept)}
+    return found
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_masks_and_zoneout_are_those_of_the_functions(
+    jax: Any, rj: Any, x64: None, name: str, batch_first: bool
+) -> None:
+    """Values and gradients under jit, the same bits."""
+    rng = np.random.default_rng(4)
+    cells = [cell_of(name, rng, inputs, UNITS, np.float64) for inputs in (INPUTS, UNITS)]
+    x = rng.standard_normal((SAMPLES, STEPS, INPUTS) if batch_first else (STEPS, SAMPLES, INPUTS))
+    layer, forward, backward = (
+        getattr(rj, name),
+        getattr(retrograd, f"{name}_forward"),
+        getattr(retrograd, f"{name}_backward"),
+    )
+    for options in factors_of(name, batch_first, rng).values():
+        result = forward(x, cells, batch_first=batch_first, **options)
+        found = jax.jit(lambda x, cells, o=options: tuple(layer(x, cells, batch_first=batch_first, **o)))(x, cells)
+        assert_same_bits(jax, found, tuple(result[:-1]))
+        dy = rng.standard_normal(result.y.shape)
+
+        def loss(x: Any, cells: Any, o: Any = options, dy: Any = dy) -> Any:
+            return (layer(x, cells, batch_first=batch_first, **o).y * dy).sum()
+
+        dx, dcells = jax.grad(loss, (0, 1))(x, cells)
+        expected = backward(dy, result.cache)
+        assert_same_bits(jax, (dx, dcells), (expected.dx, list(expected.dweights)))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_masks_and_seeds_of_zoneout_are_mapped(jax: Any, rj: Any, name: str) -> None:
+    rng = np.random.default_rng(5)
+    cell = cell_of(name, rng, INPUTS, UNITS, np.float32)
+    x = rng.standard_normal((STEPS, SAMPLES, INPUTS), np.float32)
+    masks = rng.random((4, SAMPLES, UNITS), np.float32)
+    layer, forward = getattr(rj, name), getattr(retrograd, f"{name}_forward")
+    seeds = jax.numpy.arange(4, dtype="int32")
+    found = jax.vmap(lambda mask, seed: layer(x, cell, mask=mask, zoneout=0.4, seed=seed).y)(masks, seeds)
+    for seed, (mask, y) in enumerate(zip(masks, found, strict=True)):
+        assert_same_bits(jax, y, forward(x, cell, mask=mask, zoneout=0.4, seed=seed).y)
+    assert not np.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": np.ones((2, UNITS), np.float32)}, r"mask has shape \(2, 5\), which does not broadcast to .* = \(1"),
+        ({"mask": np.ones(UNITS, np.float16)}, "mask has dtype float16"),
+        ({"zoneout": 1.0}, "zoneout is 1.0, must be at least 0 and below 1"),
+        ({"zoneout": (0.1, 0.2)}, "zoneout has a part for the cell state, which a GRU has not"),
+        ({"zoneout": (0.1,)}, "zoneout has 1 parts, must have 2"),
+        ({"zoneout": np.ones((3, 1, UNITS, 1), np.float32)}, "zoneout has shape .* does not broadcast"),
+    ],
+)
+def test_masks_and_zoneout_that_do_not_fit(rj: Any, options: dict[str, Any], message: str) -> None:
+    cell = cell_of("gru", np.random.default_rng(0), INPUTS, UNITS, np.float32)
+    x = np.zeros((STEPS, SAMPLES, INPUTS), np.float32)
+    with pytest.raises((ValueError, TypeError), match=f"gru: {message}"):
+        rj.gru(x, cell, **options)
+
+
+def test_masks_have_no_gradient(jax: Any, rj: Any) -> None:
+    cell = cell_of("rnn", np.random.default_rng(0), INPUTS, UNITS, np.float32)
+    x, mask = np.zeros((STEPS, SAMPLES, INPUTS), np.float32), np.ones(UNITS, np.float32)
+    with pytest.raises(ValueError, match="rnn: a gradient of mask or zoneout is wanted"):
+        jax.grad(lambda mask: rj.rnn(x, cell, mask=mask).y.sum())(mask)
+    with pytest.raises(TypeError, match="rnn: zoneout is a traced rate"):
+        jax.jit(lambda rate: rj.rnn(x, cell, zoneout=rate).y)(0.5)

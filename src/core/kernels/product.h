@@ -224,17 +224,113 @@ void product(const Product<A>& whole) {
 
 // ---- packing -------------------------------------------------------------------------------------------------------
 
-// to[k][u] = from[u][k] for a square of kLanes by kLanes: log2(kLanes) perfect shuffles of the rows are the transpose.
-template <class A>
-RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to, int64_t to_row) {
-#if defined(RG_ISA_SCALAR)
-    (void)from_row, (void)to_row;
-    *to = *from;
+// Squares of kLanes by kLanes in registers. On x86 shuffles within 128 bits are the cheap ones: rows are read in pieces
+// of 128 bits, so that only these are left, and written after one transpose of whole pieces. Elsewhere log2(kLanes)
+// perfect shuffles of the rows are the transpose.
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
+
+#if defined(RG_ISA_AVX512)
+template <int kPiece>
+RG_INLINE Vec<float> put_piece(Vec<float> v, const float* p) {
+    return _mm512_mask_broadcast_f32x4(v, __mmask16(0xf << 4 * kPiece), _mm_loadu_ps(p));
+}
+template <int kPiece>
+RG_INLINE Vec<double> put_piece(Vec<double> v, const double* p) {
+    return _mm512_mask_broadcast_f64x2(v, __mmask8(3 << 2 * kPiece), _mm_loadu_pd(p));
+}
+RG_INLINE Vec<float> first_piece(const float* p) { return _mm512_castps128_ps512(_mm_loadu_ps(p)); }
+RG_INLINE Vec<double> first_piece(const double* p) { return _mm512_castpd128_pd512(_mm_loadu_pd(p)); }
+RG_INLINE Vec<float> zip_low(Vec<float> a, Vec<float> b) { return _mm512_unpacklo_ps(a, b); }
+RG_INLINE Vec<float> zip_high(Vec<float> a, Vec<float> b) { return _mm512_unpackhi_ps(a, b); }
+RG_INLINE Vec<double> zip_low(Vec<double> a, Vec<double> b) { return _mm512_unpacklo_pd(a, b); }
+RG_INLINE Vec<double> zip_high(Vec<double> a, Vec<double> b) { return _mm512_unpackhi_pd(a, b); }
+// Pieces of 128 bits: 0 and 2 of a and of b, or 1 and 3.
+RG_INLINE Vec<double> even_pieces(Vec<double> a, Vec<double> b) { return _mm512_shuffle_f64x2(a, b, 0x88); }
+RG_INLINE Vec<double> odd_pieces(Vec<double> a, Vec<double> b) { return _mm512_shuffle_f64x2(a, b, 0xdd); }
 #else
-    constexpr int n = kLanes<A>;
-    Vec<A> row[n], shuffled[n];
+template <int kPiece>
+RG_INLINE Vec<float> put_piece(Vec<float> v, const float* p) {
+    return _mm256_insertf128_ps(v, _mm_loadu_ps(p), kPiece);
+}
+template <int kPiece>
+RG_INLINE Vec<double> put_piece(Vec<double> v, const double* p) {
+    return _mm256_insertf128_pd(v, _mm_loadu_pd(p), kPiece);
+}
+RG_INLINE Vec<float> first_piece(const float* p) { return _mm256_castps128_ps256(_mm_loadu_ps(p)); }
+RG_INLINE Vec<double> first_piece(const double* p) { return _mm256_castpd128_pd256(_mm_loadu_pd(p)); }
+RG_INLINE Vec<float> zip_low(Vec<float> a, Vec<float> b) { return _mm256_unpacklo_ps(a, b); }
+RG_INLINE Vec<float> zip_high(Vec<float> a, Vec<float> b) { return _mm256_unpackhi_ps(a, b); }
+RG_INLINE Vec<double> zip_low(Vec<double> a, Vec<double> b) { return _mm256_unpacklo_pd(a, b); }
+RG_INLINE Vec<double> zip_high(Vec<double> a, Vec<double> b) { return _mm256_unpackhi_pd(a, b); }
+RG_INLINE Vec<double> even_pieces(Vec<double> a, Vec<double> b) { return _mm256_permute2f128_pd(a, b, 0x20); }
+RG_INLINE Vec<double> odd_pieces(Vec<double> a, Vec<double> b) { return _mm256_permute2f128_pd(a, b, 0x31); }
+#endif
+
+// Transposes the squares of 128 bits in v[0], v[1]...: one for each place of 128 bits.
+RG_INLINE void transpose_pieces(Vec<float>* v) {
+    const Vec<double> t0 = bit_cast<Vec<double>>(zip_low(v[0], v[1])), t1 = bit_cast<Vec<double>>(zip_high(v[0], v[1]));
+    const Vec<double> t2 = bit_cast<Vec<double>>(zip_low(v[2], v[3])), t3 = bit_cast<Vec<double>>(zip_high(v[2], v[3]));
+    v[0] = bit_cast<Vec<float>>(zip_low(t0, t2));
+    v[1] = bit_cast<Vec<float>>(zip_high(t0, t2));
+    v[2] = bit_cast<Vec<float>>(zip_low(t1, t3));
+    v[3] = bit_cast<Vec<float>>(zip_high(t1, t3));
+}
+RG_INLINE void transpose_pieces(Vec<double>* v) {
+    const Vec<double> low = zip_low(v[0], v[1]);
+    v[1] = zip_high(v[0], v[1]);
+    v[0] = low;
+}
+
+// to[k] = element k of each of the rows that begin at from[0], from[1]...
+template <class A>
+RG_INLINE void load_transposed(const A* const (&from)[kLanes<A>], int64_t offset, Vec<A> (&to)[kLanes<A>]) {
+    constexpr int piece = 16 / int(sizeof(A)), pieces = kLanes<A> / piece;
+#pragma GCC unroll 4
+    for (int j = 0; j < pieces; ++j) {
+#pragma GCC unroll 4
+        for (int i = 0; i < piece; ++i) {
+            const int64_t at = offset + j * piece;
+            Vec<A> v = put_piece<1>(first_piece(from[i] + at), from[i + piece] + at);
+#if defined(RG_ISA_AVX512)
+            v = put_piece<3>(put_piece<2>(v, from[i + 2 * piece] + at), from[i + 3 * piece] + at);
+#endif
+            to[j * piece + i] = v;
+        }
+        transpose_pieces(to + j * piece);
+    }
+}
+
+template <class A>
+RG_INLINE void transpose_rows(Vec<A> (&row)[kLanes<A>]) {
+    constexpr int piece = 16 / int(sizeof(A)), pieces = kLanes<A> / piece;
+    Vec<double> v[kLanes<A>];  // [j][i]: pieces j of the rows i, piece + i, 2 * piece + i...
+#pragma GCC unroll 4
+    for (int j = 0; j < pieces; ++j) transpose_pieces(row + j * piece);
 #pragma GCC unroll 16
-    for (int i = 0; i < n; ++i) row[i] = load(from + i * from_row);
+    for (int i = 0; i < kLanes<A>; ++i) v[i] = bit_cast<Vec<double>>(row[i]);
+#pragma GCC unroll 4
+    for (int i = 0; i < piece; ++i) {
+        if constexpr (pieces == 2) {
+            row[i] = bit_cast<Vec<A>>(even_pieces(v[i], v[piece + i]));
+            row[piece + i] = bit_cast<Vec<A>>(odd_pieces(v[i], v[piece + i]));
+        } else {
+            const Vec<double> e0 = even_pieces(v[i], v[piece + i]), o0 = odd_pieces(v[i], v[piece + i]);
+            const Vec<double> e1 = even_pieces(v[2 * piece + i], v[3 * piece + i]),
+                              o1 = odd_pieces(v[2 * piece + i], v[3 * piece + i]);
+            row[i] = bit_cast<Vec<A>>(even_pieces(e0, e1));
+            row[piece + i] = bit_cast<Vec<A>>(even_pieces(o0, o1));
+            row[2 * piece + i] = bit_cast<Vec<A>>(odd_pieces(e0, e1));
+            row[3 * piece + i] = bit_cast<Vec<A>>(odd_pieces(o0, o1));
+        }
+    }
+}
+
+#elif !defined(RG_ISA_SCALAR)
+
+template <class A>
+RG_INLINE void transpose_rows(Vec<A> (&row)[kLanes<A>]) {
+    constexpr int n = kLanes<A>;
+    Vec<A> shuffled[n];
 #pragma GCC unroll 4
     for (int s = 1; s < n; s *= 2) {
 #pragma GCC unroll 16
@@ -245,6 +341,29 @@ RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to, int64_t 
 #pragma GCC unroll 16
         for (int i = 0; i < n; ++i) row[i] = shuffled[i];
     }
+}
+template <class A>
+RG_INLINE void load_transposed(const A* const (&from)[kLanes<A>], int64_t offset, Vec<A> (&to)[kLanes<A>]) {
+#pragma GCC unroll 16
+    for (int c = 0; c < kLanes<A>; ++c) to[c] = load(from[c] + offset);
+    transpose_rows<A>(to);
+}
+
+#endif
+
+// to[k][u] = from[u][k] for a square of kLanes by kLanes.
+template <class A>
+RG_INLINE void transpose_square(const A* from, int64_t from_row, A* to, int64_t to_row) {
+#if defined(RG_ISA_SCALAR)
+    (void)from_row, (void)to_row;
+    *to = *from;
+#else
+    constexpr int n = kLanes<A>;
+    Vec<A> row[n];
+    const A* rows[n];
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) rows[i] = from + i * from_row;
+    load_transposed<A>(rows, 0, row);
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) store(to + i * to_row, row[i]);
 #endif

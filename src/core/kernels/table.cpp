@@ -84,8 +84,8 @@ const KernelTable RG_TABLE = {
      {reduce_rows<double>, reduce_columns<double>, find_value<double>, arg_columns<double>}},
     {{shift_row<float>, softmax_gradient_row<float>, log_softmax_gradient_row<float>, accumulate_row<float>},
      {shift_row<double>, softmax_gradient_row<double>, log_softmax_gradient_row<double>, accumulate_row<double>}},
-    {{scan_steps<float>, clear_where<float>, transpose_block<float>},
-     {scan_steps<double>, clear_where<double>, transpose_block<double>}},
+    {{scan_steps<float>, scan_sequences<float>, clear_where<float>, transpose_block<float>},
+     {scan_steps<double>, scan_sequences<double>, clear_where<double>, transpose_block<double>}},
     largest_index,
     add_streams,
     multiply_adds};

@@ -1,6 +1,7 @@
 #include "scan.h"
 
 #include <algorithm>
+#include <type_traits>
 #include <utility>
 
 #include "../base/blocks.h"
@@ -16,6 +17,8 @@ namespace {
 // Columns of a task. Of data in a cache, their states and a few steps stay in the first level; of data in memory, rows
 // must be long for the memory's sake. Where time is contiguous instead, blocks of some sequences are transposed.
 constexpr int64_t kNearColumns = 1024, kFarColumns = 4096, kSequences = 32;
+// Elements of a block of short rows without gaps that is streamed as one run.
+constexpr int64_t kRun = 2048;
 static_assert(kFarColumns <= kTile, "a block of staged steps fits a tile");
 
 template <class A>
@@ -58,6 +61,13 @@ public:
     bool direct(const Place<const A>& place) const { return place.column == 1 || cols_ == 1; }
     bool direct(const Place<A>& place) const { return place.column == 1 || cols_ == 1; }
 
+    // Whether rows of results are staged because they follow one another and do not begin at cache lines: a block of
+    // them can be streamed, a row cannot.
+    bool runs(const Place<A>& place) const {
+        return stream_ && place.data && place.column == 1 && magnitude(place.time) == cols_ && cols_ > 1 &&
+               cols_ < kNearColumns && cols_ * int64_t(sizeof(A)) % 64 != 0;
+    }
+
     Steps<const A> take(const Place<const A>& place, const Stretch& block, bool copy, A* tile) const {
         if (!copy && direct(place)) return {place.data + block.first * place.time, block.step * place.time};
         const int64_t sign = place.time < 0 ? -1 : 1, stride = sign * place.time;
@@ -81,13 +91,14 @@ public:
     // Where the kernel writes a result: in place, or into a tile that put() then stores. Null data: it is discarded.
     Steps<A> target(const Place<A>& place, const Stretch& block, bool staged, A* tile) const {
         if (!place.data && !staged) return {tile, 0};
-        if (!staged && direct(place)) return {place.data + block.first * place.time, block.step * place.time};
+        if (in_place(place, staged)) return {place.data + block.first * place.time, block.step * place.time};
         return ordered(tile, block, place.time < 0 ? -1 : 1);
     }
     void put(const Place<A>& place, const Stretch& block, bool staged, bool accumulate, const A* tile) const {
-        if (!place.data || (!staged && direct(place))) return;
+        if (!place.data || in_place(place, staged)) return;
         const int64_t sign = place.time < 0 ? -1 : 1, stride = sign * place.time;
         A* const to = place.data + block.low(sign) * place.time;
+        if (runs(place)) return storage_.store(kType, tile, block.rows * cols_, to, 1, accumulate, stream_);
         if (stride == 1 && !direct(place) && !accumulate && !stream_) {
             return kernels_.transpose(tile, cols_, {block.rows, cols_}, to, place.column);
         }
@@ -135,12 +146,51 @@ public:
         return rows;
     }
 
-    // `in_place`: the results are not in tiles, so that they may be streamed.
-    void run(ScanSteps<A> steps, bool in_place) const {
+    // Whether the kernel writes a result to its place, not to a tile.
+    bool in_place(const Place<A>& place, bool staged) const {
+        return place.data && !staged && direct(place) && !runs(place);
+    }
+
+    // `stream`: the results are in place. `far`: the inputs are.
+    void run(ScanSteps<A> steps, bool far, bool stream) const {
         steps.size.cols = cols_;
         steps.state = scratch_.state;
-        steps.stream = stream_ && in_place;
+        steps.far = stream_ && far;
+        steps.stream = stream_ && stream;
         kernels_.run(steps);
+    }
+
+    // Where time is contiguous in all arrays, with the same sign, the kernel transposes in registers. a may have no
+    // time. Results that are null are not wanted.
+    bool sequential(const Place<const A>& a, const Place<const A>& in, const Place<A>& out,
+                    const Place<const A>& states, const Place<A>& da) const {
+        const auto fits = [&](const auto& place) { return !place.data || place.time == in.time; };
+        return in.data && cols_ > 1 && in.column != 1 && magnitude(in.time) == 1 && (a.time == 0 || fits(a)) &&
+               fits(out) && (!da.data || (fits(da) && fits(states)));
+    }
+    // `times`: how many, from `first` on. a and the states before are of `shift` steps later and earlier.
+    void run_sequences(const Place<const A>& a, const Place<const A>& in, const Place<A>& out,
+                       const Place<const A>& states, const Place<A>& da, int64_t first, int64_t times, int64_t shift,
+                       bool backwards) const {
+        const auto rows = [&](const auto& place, int64_t later) {
+            const int64_t low = first + later + (place.time < 0 ? times - 1 : 0);
+            return Steps<std::remove_pointer_t<decltype(place.data)>>{place.data + low * place.time, place.column};
+        };
+        ScanSequences<A> call{};
+        call.steps = times;
+        call.sequences = cols_;
+        call.down = backwards == (in.time > 0);
+        call.a = rows(a, shift);
+        call.constant = a.time == 0;
+        call.b = rows(in, 0);
+        call.state = scratch_.state;
+        if (out.data) call.y = rows(out, 0);
+        if (da.data) {
+            call.before = rows(states, -shift);
+            call.da = rows(da, 0);
+        }
+        call.stream = stream_;
+        kernels_.run_sequences(call);
     }
 
 private:
@@ -220,9 +270,9 @@ int64_t extent_of(const ScanSpace& space, int view) {
     return elements;
 }
 
-// The rows that a block may have if one of its arrays is staged.
-int64_t block_rows(bool staged, int64_t cols, int64_t steps) {
-    return staged ? kTile / cols : std::max<int64_t>(1, steps);
+// The rows that a block may have if one of its arrays is staged, or one result is for its run.
+int64_t block_rows(bool staged, bool runs, int64_t cols, int64_t steps) {
+    return runs ? std::max<int64_t>(1, kRun / cols) : staged ? kTile / cols : std::max<int64_t>(1, steps);
 }
 
 }  // namespace
@@ -244,16 +294,19 @@ void scan_forward(const ScanForward<A>& call) {
         const auto reset = tasks.place(call.reset, kScanReset, index);
         const auto y = tasks.place(call.y, kScanOut, index);
         task.take_row(tasks.place(call.h0, kScanStart, index), A(0), scratch.state);
-        const bool staged = reset.data || !task.direct(a) || !task.direct(b) || (y.data && !task.direct(y));
-        const int64_t most = block_rows(staged, cols, steps);
-        for (int64_t t = 0; t < steps; t += most) {
+        const bool sequential = !reset.data && task.sequential(a, b, y, {}, {});
+        if (sequential) task.run_sequences(a, b, y, {}, {}, 0, steps, 0, false);
+        const bool near = reset.data || !task.direct(a) || !task.direct(b);
+        const bool staged = near || (y.data && !task.direct(y));
+        const int64_t most = block_rows(staged, task.runs(y), cols, steps);
+        for (int64_t t = 0; t < steps && !sequential; t += most) {
             const Stretch block = {t, std::min(most, steps - t), 1};
             ScanSteps<A> run{};
             run.size.rows = block.rows;
             run.a = task.factors(a, reset, block, 0);
             run.b = task.take(b, block, false, scratch.in);
             run.y = task.target(y, block, false, scratch.out);
-            task.run(run, y.data && task.direct(y));
+            task.run(run, !near, task.in_place(y, false));
             task.put(y, block, false, false, scratch.out);
         }
         task.put_row(tasks.place(call.hn, kScanEnd, index), scratch.state, false);
@@ -292,6 +345,7 @@ void scan_backward(const ScanBackward<A>& call) {
 
         // l of a block's steps, given `a` of the steps after them, and the states before them.
         const bool staged_da = call.da_sums || (call.da && (call.accumulate || reset.data));
+        const bool far = !reset.data && task.direct(a) && task.direct(dy) && (!wants_da || task.direct(states));
         const auto run = [&](const Stretch& block, Steps<const A> factors, Steps<const A> before) {
             ScanSteps<A> run{};
             run.size.rows = block.rows;
@@ -302,7 +356,7 @@ void scan_backward(const ScanBackward<A>& call) {
                 run.before = before;
                 run.da = task.target(da, block, staged_da, scratch.da);
             }
-            task.run(run, db.data && task.direct(db) && (!wants_da || (da.data && task.direct(da) && !staged_da)));
+            task.run(run, far, task.in_place(db, call.accumulate) && (!wants_da || task.in_place(da, staged_da)));
             task.put(db, block, call.accumulate, call.accumulate, scratch.out);
             if (!wants_da) return;
             if (reset.data) task.clear(reset, block, 0, run.da);
@@ -326,8 +380,11 @@ void scan_backward(const ScanBackward<A>& call) {
             const bool staged = reset.data || call.accumulate || staged_da || !task.direct(a) ||
                                 (dy.data && !task.direct(dy)) || (db.data && !task.direct(db)) ||
                                 (da.data && !task.direct(da)) || (wants_da && !task.direct(states));
-            const int64_t most = block_rows(staged, cols, steps);
-            for (int64_t t = steps - 2; t >= 1; t -= most) {
+            const int64_t most = block_rows(staged, task.runs(db) || task.runs(da), cols, steps);
+            const bool sequential =
+                !reset.data && !call.accumulate && !call.da_sums && task.sequential(a, dy, db, states, da);
+            if (sequential) task.run_sequences(a, dy, db, states, da, 1, steps - 2, 1, true);
+            for (int64_t t = steps - 2; t >= 1 && !sequential; t -= most) {
                 const Stretch block = {t, std::min(most, t), -1};
                 run(block, task.factors(a, reset, block, 1), before(block));
             }
@@ -342,7 +399,7 @@ void scan_backward(const ScanBackward<A>& call) {
                 product.a = task.factors(a, reset, first, 0);
                 product.b = {scratch.constant, 0};
                 product.y = {scratch.out, 0};
-                task.run(product, false);
+                task.run(product, false, false);
             }
             task.put_row(tasks.place(call.dh0, kScanEnd, index), scratch.state, call.accumulate);
         }

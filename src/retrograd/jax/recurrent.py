@@ -13,7 +13,7 @@ from ..ops import _args
 from ..ops._call import named
 from ..ops._errors import ArgumentTypeError, ArgumentValueError
 from ..ops.activation import Activation
-from ..ops.recurrent.problem import Problem, as_counts, check_parameter, problem_of
+from ..ops.recurrent.problem import Problem, as_counts, check_parameter, problem_of, projected
 from ..ops.recurrent.types import (
     CELL_TYPES,
     CellOptions,
@@ -66,6 +66,8 @@ def lstm(
     norm: Literal["haste", "cell"] | None = None,
     norm_eps: float = 1e-5,
     reset: Any = None,
+    mask: Any = None,
+    zoneout: Any = None,
     dropout: float = 0.0,
     seed: Any = 0,
     num_threads: int | None = None,
@@ -79,13 +81,17 @@ def lstm(
 
     `lengths` (``[N]``, any order, 0 allowed) gives the length of each sample's sequence. Inactive samples have output 0
     and keep their states. `reset` (``[T, N]``, ``[N, T]`` if `batch_first`) sets the states to 0 before the steps where
-    it is not 0. `dropout` is the fraction of outputs dropped between layers; the same `seed` drops the same elements.
-    Lengths, resets and the seed may be traced. All options mean what they mean in :func:`retrograd.lstm_forward`.
+    it is not 0. `mask` multiplies the hidden state in the recurrent products; it broadcasts to
+    ``[cells, gates, T, N, H]``. `zoneout` is the rate of units of the hidden state that keep their old value, or a pair
+    of rates, also of the cell state. An array instead of a rate, which broadcasts to ``[cells, T, N, H]``, holds the
+    weights of the new state: in evaluation ``jnp.array([1 - rate])``. `dropout` is the fraction of outputs dropped
+    between layers. The same `seed` drops and keeps the same elements. Lengths, resets, masks, weights and the seed may
+    be traced; none of them has a gradient. All options mean what they mean in :func:`retrograd.lstm_forward`.
     """
     options = CellOptions(
         "lstm", activations, "after", False, output_gate_reads, bool(coupled), clip, cell_clip, norm, norm_eps
     )
-    sequences = _Sequences(bidirectional, batch_first, lengths, reset, dropout, seed)
+    sequences = _Sequences(bidirectional, batch_first, lengths, reset, mask, zoneout, dropout, seed)
     return LstmOutput(*_run(options, x, weights, h0, c0, sequences, num_threads))
 
 
@@ -105,6 +111,8 @@ def gru(
     norm: Literal["haste"] | None = None,
     norm_eps: float = 1e-5,
     reset: Any = None,
+    mask: Any = None,
+    zoneout: Any = None,
     dropout: float = 0.0,
     seed: Any = 0,
     num_threads: int | None = None,
@@ -116,7 +124,7 @@ def gru(
     z weighs the new state, not the old one. All other arguments are those of :func:`lstm`.
     """
     options = CellOptions("gru", activations, kind, bool(flip), "new", False, clip, None, norm, norm_eps)
-    sequences = _Sequences(bidirectional, batch_first, lengths, reset, dropout, seed)
+    sequences = _Sequences(bidirectional, batch_first, lengths, reset, mask, zoneout, dropout, seed)
     return GruOutput(*_run(options, x, weights, h0, None, sequences, num_threads))
 
 
@@ -134,6 +142,8 @@ def rnn(
     norm: Literal["haste"] | None = None,
     norm_eps: float = 1e-5,
     reset: Any = None,
+    mask: Any = None,
+    zoneout: Any = None,
     dropout: float = 0.0,
     seed: Any = 0,
     num_threads: int | None = None,
@@ -144,7 +154,7 @@ def rnn(
     arguments are those of :func:`lstm`.
     """
     options = CellOptions("rnn", RnnActivations(activation), "after", False, "new", False, clip, None, norm, norm_eps)
-    sequences = _Sequences(bidirectional, batch_first, lengths, reset, dropout, seed)
+    sequences = _Sequences(bidirectional, batch_first, lengths, reset, mask, zoneout, dropout, seed)
     return RnnOutput(*_run(options, x, weights, h0, None, sequences, num_threads))
 
 
@@ -155,6 +165,8 @@ class _Sequences(NamedTuple):
     batch_first: bool
     lengths: Any
     reset: Any
+    mask: Any
+    zoneout: Any
     dropout: float
     seed: Any
 
@@ -166,7 +178,13 @@ def _run(
     cell = CELL_TYPES[options.cell]
     x = as_operand("x", x)
     cells, single = _as_cells(weights, cell)
-    units, projection, peephole = _sizes(cells, cell)
+    units, projection, peephole = hidden_size(cells[0][1], cell), 0, 0
+    if cell.has_cells:
+        own = cells[0][cell.fields.index("projection")]
+        units, projection = (units, 0) if own is None else projected(own, units)
+        peephole = peephole_kind(cells, units)
+    mask = None if sequences.mask is None else as_operand("mask", sequences.mask)
+    zoneout = _zoneout_parts(sequences.zoneout, cell, peephole)
     problem = problem_of(
         x.shape,
         x.dtype,
@@ -177,22 +195,30 @@ def _run(
         bool(sequences.bidirectional),
         bool(sequences.batch_first),
         peephole,
-        0,
-        False,
+        0 if mask is None else 2 if mask.ndim > 3 and mask.shape[-4] > 1 else 1,
+        zoneout[0] is not None,
         sequences.dropout,
         True,
         options,
     )
     compared = problem._replace(engine=cast(Any, None))  # by value: the engine of an equal problem is another object
     states = {"h0": h0, "c0": c0} if cell.has_cells else {"h0": h0}
+    steps = (problem.steps, problem.samples)
+    gates = len(cell.gates) if problem.mask == 2 else 1
+    rates = tuple(part if isinstance(part, float) else -1.0 for part in zoneout)
     y, *final = _compiled(
-        _Options(compared, problem.cache_bytes(None), _args.thread_count(num_threads)),
+        _Options(compared, problem.cache_bytes(None), _args.thread_count(num_threads), rates),
         x,
         tuple(_checked_cell(problem, index, parts) for index, parts in enumerate(cells)),
         tuple(_state(name, state, problem) for name, state in states.items()),
         _as_lengths(sequences.lengths, problem),
         _as_reset(sequences.reset, problem),
-        _as_seed(sequences.seed) if problem.dropout else None,
+        _as_seed(sequences.seed) if problem.dropout or max(rates) >= 0 else None,
+        _as_factor("mask", mask, (problem.cells, gates, *steps, problem.outputs), problem),
+        tuple(
+            None if isinstance(part, float) else _as_factor("zoneout", part, (problem.cells, *steps, width), problem)
+            for part, width in zip(zoneout, (problem.outputs, problem.units), strict=True)
+        ),
     )
     return [y, *(a.reshape(shape) for a, shape in zip(final, (problem.h_shape, problem.c_shape), strict=False))]
 
@@ -228,25 +254,6 @@ def _as_cell(name: str, parts: Any, cell: CellType) -> tuple[Any, ...]:
         None if part is None else as_operand(f"{name}.{field}", part)
         for field, part in zip(cell.fields, parts, strict=True)
     )
-
-
-def _sizes(cells: list[tuple[Any, ...]], cell: CellType) -> tuple[int, int, int]:
-    """The number of units, the size that they are projected to (0: none), and the kind of peephole."""
-    outputs = hidden_size(cells[0][1], cell)
-    if not cell.has_cells:
-        return outputs, 0, 0
-    projection = cells[0][cell.fields.index("projection")]
-    if projection is None:
-        return outputs, 0, peephole_kind(cells, outputs)
-    if projection.ndim != 2 or not 0 < projection.shape[0] <= projection.shape[1] or projection.shape[0] != outputs:
-        raise ArgumentValueError(
-            "projection",
-            "{projection} has shape {}, must be (P, H) with P = {}, the columns of {wh}, and H at least P",
-            projection.shape,
-            outputs,
-        )
-    units = projection.shape[1]
-    return units, outputs, peephole_kind(cells, units)
 
 
 def _checked_cell(problem: Problem, index: int, cell: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -323,6 +330,62 @@ def _as_reset(reset: Any, problem: Problem) -> jax.Array | None:
     return bytes_.T if problem.batch_first else bytes_
 
 
+def _zoneout_parts(zoneout: Any, cell: CellType, peephole: int) -> tuple[Any, Any]:
+    """Rates or arrays, of the hidden and the cell state; each may be None."""
+    given = zoneout if isinstance(zoneout, tuple) else (zoneout, None)
+    if len(given) != 2:
+        raise ArgumentValueError(
+            "zoneout", "{zoneout} has {} parts, must have 2, for the hidden and the cell state", len(given)
+        )
+    if given[1] is not None and not cell.has_cells:
+        raise ArgumentValueError("zoneout", "{zoneout} has a part for the cell state, which {} has not", cell.title)
+    if given[1] is not None and peephole == 2:
+        raise ArgumentValueError(
+            "zoneout",
+            "{zoneout} has a part for the cell state, and {weights} have full peepholes; they cannot be combined",
+        )
+    hidden, own = (None if part is None else _rate_or_array(part) for part in given)
+    return hidden, own
+
+
+def _rate_or_array(part: Any) -> Any:
+    if not isinstance(part, (int, float, np.generic)):
+        array = as_operand("zoneout", part)
+        if array.ndim:
+            return array
+        if isinstance(array, jax.core.Tracer):
+            raise ArgumentTypeError(
+                "zoneout", "{zoneout} is a traced rate; pass a number, or weights of the new state with an axis"
+            )
+        part = array
+    rate = _args.as_number("zoneout", part)
+    if not 0 <= rate < 1:
+        raise ArgumentValueError("zoneout", "{zoneout} is {}, must be at least 0 and below 1", rate)
+    return float(rate)
+
+
+def _as_factor(name: str, array: Any, shape: tuple[int, ...], problem: Problem) -> jax.Array | None:
+    """What the engine broadcasts to `shape`, which has time before samples."""
+    if array is None:
+        return None
+    _args.check_dtype(name, array, problem.dtype, "as {x} is")
+    own = (*shape[:-3], shape[-2], shape[-3], shape[-1]) if problem.batch_first else shape
+    pairs = zip(array.shape[::-1], own[::-1], strict=False)
+    if array.ndim > len(own) or any(extent not in (1, wanted) for extent, wanted in pairs):
+        axes = (*("cells", "gates")[: len(shape) - 3], *(("N", "T") if problem.batch_first else ("T", "N")), "H")
+        raise ArgumentValueError(
+            name,
+            "{argument} has shape {}, which does not broadcast to {} = {}",
+            array.shape,
+            f"({', '.join(axes)})",
+            own,
+        )
+    if problem.batch_first and array.ndim >= 3:
+        array = jnp.swapaxes(array, -3, -2)
+    # The engine does not broadcast units.
+    return jnp.broadcast_to(array, (*array.shape[:-1], shape[-1]))
+
+
 def _as_seed(seed: Any) -> jax.Array:
     bits = 64 if jax.config.jax_enable_x64 else 32
     if not isinstance(seed, jax.Array):
@@ -346,6 +409,7 @@ class _Options(NamedTuple):
     problem: Problem  # without its engine
     cache_bytes: int
     threads: int
+    zoneout: tuple[float, ...]  # rates, of the hidden and the cell state; -1: none, or weights are given
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -365,6 +429,10 @@ class _Options(NamedTuple):
             "cell_clip": problem.cell_clip,
             "norm": problem.norm,
             "eps": problem.norm_eps,
+            "mask_kind": problem.mask,
+            "has_zoneout": problem.zoneout,
+            "zoneout_rate": self.zoneout[0],
+            "cell_zoneout_rate": self.zoneout[1],
             "dropout": problem.dropout,
             "batch_first": problem.batch_first,
         }
@@ -394,6 +462,16 @@ class _Inputs(NamedTuple):
     lengths: Any
     reset: Any
     seed: Any
+    mask: Any
+    zoneout: Any  # of the hidden and the cell state
+
+    def factors(self) -> dict[str, Any]:
+        """What acts on the sequences and inside the recurrence: both passes read it."""
+        hidden, cell = self.zoneout
+        return {
+            "lengths": self.lengths, "reset": self.reset, "seed": self.seed, "mask": self.mask, "zoneout": hidden,
+            "cell_zoneout": cell,
+        }  # fmt: skip
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -411,9 +489,7 @@ def _call_forward(options: _Options, inputs: _Inputs, save: bool) -> dict[str, j
         "x": inputs.x,
         **_named(problem, inputs.cells),
         **dict(zip(("h0", "c0"), inputs.states, strict=False)),
-        "lengths": inputs.lengths,
-        "reset": inputs.reset,
-        "seed": inputs.seed,
+        **inputs.factors(),
     }
     return call("retrograd_recurrent_forward", arguments, results, options.threads, **options.attributes)
 
@@ -428,6 +504,11 @@ class _Saved(NamedTuple):
 
 def _forward(options: _Options, *primals: Any) -> tuple[tuple[jax.Array, ...], _Saved]:
     given = _Inputs(*primals)
+    if any(map(is_perturbed, (given.mask, *given.zoneout))):
+        raise ValueError(
+            f"{options.problem.cell.name}: a gradient of mask or zoneout is wanted, which have none; "
+            "jax.lax.stop_gradient makes them constants"
+        )
     inputs = values(given)
     found = _call_forward(options, inputs, save=True)
     need_cells = tuple(tuple(map(is_perturbed, cell)) for cell in given.cells)
@@ -452,9 +533,7 @@ def _backward(options: _Options, saved: _Saved, cotangents: tuple[Any, ...]) -> 
     arguments = {
         "x": inputs.x,
         **_named(problem, inputs.cells),
-        "lengths": inputs.lengths,
-        "reset": inputs.reset,
-        "seed": inputs.seed,
+        **inputs.factors(),
         "cache": saved.cache,
         **gradients,
     }
@@ -463,7 +542,7 @@ def _backward(options: _Options, saved: _Saved, cotangents: tuple[Any, ...]) -> 
     dcells = tuple(
         tuple(found.get(f"d{field}{index}") for field in problem.cell.fields) for index in range(len(inputs.cells))
     )
-    return found.get("dx"), dcells, tuple(map(found.get, states)), None, None, None
+    return found.get("dx"), dcells, tuple(map(found.get, states)), *(None,) * 4, (None, None)
 
 
 _recurrent.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -14,6 +14,7 @@ from ..ops._errors import ArgumentError, of_function
 from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.recurrent import types
+from ..ops.recurrent.factors import ZONEOUT_STREAMS
 from ..ops.recurrent.problem import problem_of
 from ..ops.recurrent.types import CellOptions, CellType, GruActivations, LstmActivations, RnnActivations
 from .hints import message
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["GRU", "LSTM", "RNN", "LstmState"]
 
-# What is added to the seed of a call for its masks, so that they are independent of each other and of the dropout.
-_MASK, _ZONEOUT, _CELL_ZONEOUT = 0x1B873593CC9E2D51, 0x1E3779B97F4A7C15, 0x51B54A32D192ED03
+# What is added to the seed of a call for its mask, so that it is independent of the dropout, and of zoneout.
+_MASK: Final = 0x1B873593CC9E2D51
 _PEEPHOLES: Final = (None, "diagonal", "full")  # in the order of the engine's codes
 
 
@@ -316,9 +317,9 @@ class Recurrent(Layer):
 
     def _zoneout(self, steps: int, samples: int, seed: Any) -> Any:
         """The weights of the new states: 0 or 1 in training, their mean in evaluation."""
-        widths, streams = (self.projection or self.hidden, self.hidden), (_ZONEOUT, _CELL_ZONEOUT)
+        widths = self.projection or self.hidden, self.hidden
         weights: list[Any] = []
-        for rate, width, stream in zip(self.zoneout, widths, streams, strict=True):
+        for rate, width, stream in zip(self.zoneout, widths, ZONEOUT_STREAMS, strict=True):
             if not rate:
                 weights.append(None)
             elif not self.training:

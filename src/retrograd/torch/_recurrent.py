@@ -37,8 +37,8 @@ FUNCTIONS: Final = {
 CELLS: Final = {f"{cell.name.upper()}{suffix}": cell for cell in (LSTM, GRU, RNN) for suffix in ("", "Cell")}
 # The fields of PyTorch's parameters. Others have the names of their fields.
 _FIELDS: Final = {"weight_ih": "wx", "weight_hh": "wh", "bias_ih": "b", "bias_hh": "bh", "weight_hr": "projection"}
-_BIAS: Final = 2  # the place of b among the parameters of all cells
-_ADDED: Final = -1  # the place of a second bias that is only added to the first
+BIAS: Final = 2  # the place of b among the parameters of all cells
+ADDED: Final = -1  # the place of a second bias that is only added to the first
 
 
 class Plan(NamedTuple):
@@ -67,7 +67,7 @@ def plan_of(layer: str, parameters: str, options: str) -> Plan:
     cell = CELLS[layer]
     names = tuple(parameters.split())
     fields = [_FIELDS.get(name, name) for name in names]
-    places = tuple(cell.fields.index(field) if field in cell.fields else _ADDED for field in fields)
+    places = tuple(cell.fields.index(field) if field in cell.fields else ADDED for field in fields)
     given: dict[str, Any] = json.loads(options) if options else {}
     rates = given.pop("zoneout", None)
     if rates is not None:
@@ -76,7 +76,7 @@ def plan_of(layer: str, parameters: str, options: str) -> Plan:
         given["activations"] = cell.activations(*(fused_activation(*function) for function in given["activations"]))
     if "activation" in given:
         given["activation"] = fused_activation(*given["activation"])
-    return Plan(cell, layer.endswith("Cell"), names, places, given, rates, cell.has_cells, _ADDED in places)
+    return Plan(cell, layer.endswith("Cell"), names, places, given, rates, cell.has_cells, ADDED in places)
 
 
 def encoded(options: Mapping[str, Any]) -> str:
@@ -117,10 +117,10 @@ class Recurrent(NamedTuple):
         for first in range(0, len(weights), len(places)):
             parts: list[Any] = [None] * len(kind._fields)
             for index, place in enumerate(places, first):
-                if biases and place in (_BIAS, _ADDED):
-                    parts[_BIAS] = biases[len(cells)]
-                elif place == _ADDED:
-                    parts[_BIAS] = parts[_BIAS] + array(weights[index], layer, names[index])
+                if biases and place in (BIAS, ADDED):
+                    parts[BIAS] = biases[len(cells)]
+                elif place == ADDED:
+                    parts[BIAS] = parts[BIAS] + array(weights[index], layer, names[index])
                 else:
                     parts[place] = array(weights[index], layer, names[index])
             cells.append(tuple.__new__(kind, parts))
@@ -182,7 +182,7 @@ def forward(given: Recurrent) -> tuple[Tensor | None, Tensor, Tensor | None, Rec
 
 def sums_of_biases(plan: Plan, cache: RecurrentCache) -> list[Array]:
     """The sums that forward has computed, one per cell, if this cell adds its biases."""
-    return [cell[_BIAS] for cell in cache.cells] if plan.adds_biases else []
+    return [cell[BIAS] for cell in cache.cells] if plan.adds_biases else []
 
 
 def backward(
@@ -210,8 +210,8 @@ def backward(
     for dcell in ((dweights,) if plan.single else dweights) if dweights is not None else ():
         for place in plan.places:
             # Added biases have the same gradient, each in its own memory, which an optimizer may modify.
-            db = dcell[_BIAS] if place == _ADDED else None
-            found.append(dcell[place] if place != _ADDED else None if db is None else db.copy())
+            db = dcell[BIAS] if place == ADDED else None
+            found.append(dcell[place] if place != ADDED else None if db is None else db.copy())
     found += [None] * (len(need) - len(found))
     return [
         None if gradient is None or not needed else torch.from_numpy(gradient)
@@ -226,7 +226,7 @@ def _names(plan: Plan, need: tuple[bool, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=512)
 def _gradient_names(fields: tuple[str, ...], places: tuple[int, ...], need: tuple[bool, ...]) -> tuple[str, ...]:
-    names = tuple("d" + fields[_BIAS if place == _ADDED else place] for place in places)
+    names = tuple("d" + fields[BIAS if place == ADDED else place] for place in places)
     of_inputs = ("dx", "dh0", "dc0") + names * (len(need) // len(names))
     return tuple(dict.fromkeys(name for name, needed in zip(of_inputs, need, strict=False) if needed))
 

@@ -19,6 +19,7 @@ from ._autograd import is_eager
 from ._leaf import Leaf, Proxy
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
 from ._recurrent_autograd import is_recorded, new_recurrent, run
+from ._step import DirectCell, Refused, step
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
@@ -364,6 +365,11 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         """Returns the new states, as PyTorch's cell does. Where `reset` ``[N]`` is true, the old ones count as 0."""
         if isinstance(input, Proxy):
             return self._record(input, hx, reset=reset)
+        if reset is None and is_eager(input) and self._is_direct(input, hx):
+            try:
+                return self._step(input, hx)
+            except Refused:
+                pass
         if input.dim() not in (1, 2):
             raise ValueError(f"{self._title}: input has shape {tuple(input.shape)}, needs 2 axes, or 1 without a batch")
         batched = input.dim() == 2
@@ -377,6 +383,49 @@ class Step(Recurrent, torch.nn.RNNCellBase):
 
     def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
         return (x.shape[0],)
+
+    def _is_direct(self, x: Tensor, hx: Any) -> bool:
+        """Whether a step can take the direct road. What it does not take, the usual one checks."""
+        shape = x.shape
+        if len(shape) != 2 or shape[1] != self.input_size or self.zoneout is not None or self.recompute:
+            return False
+        cell: DirectCell | None = self.__dict__.get("_direct")
+        if cell is None or cell.options is not self._encoded or not cell.holds(self._parameters):
+            cell = self.__dict__["_direct"] = self._new_direct()
+            if cell is None:
+                return False
+        if x.dtype is not cell.dtype:
+            return False
+        if hx is None:
+            return True
+        samples, states = shape[0], hx if self._has_cells else (hx,)
+        if type(states) is not tuple or len(states) != 1 + self._has_cells:
+            return False
+        for state, size in zip(states, (cell.outputs, cell.units), strict=False):
+            if type(state) is not Tensor or state.dtype is not cell.dtype or not state.is_cpu:
+                return False
+            if state.shape != (samples, size):
+                return False
+        return True
+
+    def _new_direct(self) -> DirectCell | None:
+        names = self._parameter_names()
+        parameters: list[Any] = [self._parameters.get(name) for name in names.split()]
+        for parameter in parameters:  # a parametrized one is an attribute instead
+            if type(parameter) is not torch.nn.Parameter or not parameter.is_cpu or not parameter.is_contiguous():
+                return None
+            if parameter.dtype is not parameters[0].dtype or parameter.dtype not in _FLOATS:
+                return None
+        sizes = self.input_size, self.hidden_size, self.proj_size
+        return DirectCell(self._title, names, self._encoded, sizes, parameters)
+
+    def _step(self, x: Tensor, hx: Any) -> Any:
+        cell = self.__dict__["_direct"]
+        h0, c0 = (None, None) if hx is None else hx if self._has_cells else (hx, None)
+        return step(cell, x, h0, c0, is_recorded(x, h0, c0, *cell.parameters))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_direct"}
 
 
 # ---- the cells -------------------------------------------------------------------------------------------------------

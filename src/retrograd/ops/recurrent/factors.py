@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 # A rate, or weights of the new state.
 Zoneout: TypeAlias = float | Array
-_STREAMS: Final = (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03)  # of the hidden and the cell state
+# What is added to the seed for the hidden and the cell state, also by `nn` and by the handlers of `jax`.
+ZONEOUT_STREAMS: Final = (0x1E3779B97F4A7C15, 0x51B54A32D192ED03)
 _MOST_SEED: Final = (1 << 64) - 1
 
 
@@ -123,8 +124,8 @@ def as_zoneouts(factors: Factors, problem: Problem, seed: int, training: bool) -
         )
     widths = problem.outputs, problem.units
     hidden, cell = (
-        None if part is None else _zoneout(part, width, problem, (seed ^ stream) & _MOST_SEED, training)
-        for part, width, stream in zip(given, widths, _STREAMS, strict=True)
+        None if part is None else _zoneout(part, width, problem, (seed + stream) & _MOST_SEED, training)
+        for part, width, stream in zip(given, widths, ZONEOUT_STREAMS, strict=True)
     )
     return hidden, cell
 

@@ -391,7 +391,7 @@ def bind(
     units, projection, peephole = hidden_size(cells[0][1], cell), 0, 0
     if cell.has_cells:
         if cells[0][4] is not None:
-            units, projection = _projected(cells[0][4], units)
+            units, projection = projected(cells[0][4], units)
         peephole = peephole_kind(cells, units)
     shape = x.shape if indices is None else (*(indices.shape[::-1] if batch_first else indices.shape), x.shape[1])
     if seed.__class__ is not int or not 0 <= seed < 1 << 64:
@@ -457,7 +457,7 @@ def _refuse_norm(cells: list[Cell], problem: Problem) -> None:
                 raise ArgumentValueError(label, "{argument} is given, but {norm} is None")
 
 
-def _projected(projection: Any, outputs: int) -> tuple[int, int]:
+def projected(projection: Any, outputs: int) -> tuple[int, int]:
     """The number of units, and the size that they are projected to."""
     if projection.ndim != 2:
         raise ArgumentValueError("projection", "{projection} has shape {}, must have 2 axes, (P, H)", projection.shape)
