@@ -19,6 +19,7 @@ from ._data import MPSCommandBuffer, MPSGraphTensorData, buffer_of, wrapped
 from ._graph import Building, MPSGraphOperation, MPSGraphTensor
 from ._types import (
     DATA_TYPES,
+    Descriptor,
     MPSGraphCompilationDescriptor,
     MPSGraphDevice,
     MPSGraphExecutableExecutionDescriptor,
@@ -65,7 +66,8 @@ class Plan:
         for symbol in self.symbols:
             if placeholder in recording.placeholders([symbol]):
                 return repr(symbol)
-        return next(c.described for c in self.calls if placeholder in recording.placeholders([], [c]))
+        found: str = next(c.described for c in self.calls if placeholder in recording.placeholders([], [c]))
+        return found
 
     def of(self, specs: tuple[Spec, ...]) -> Program:
         """The program for feeds of these specs."""
@@ -90,7 +92,7 @@ class Plan:
 
 
 def _of_graph(graph: Running, where: str, name: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or not isinstance(value, (MPSGraphTensor, MPSGraphOperation)):
         raise TypeError(f"{where}: {name} has {type(value).__name__}, must be {kind.__name__}")
     if value._graph is not graph:
         raise ValueError(f"{where}: {name} has {value!r}, which belongs to another graph")
@@ -118,7 +120,7 @@ def _check_queue(where: str, queue: Any) -> None:
         raise TypeError(f"{where}: with_ must be an MTLCommandQueue, not {type(queue).__name__}")
 
 
-def _check_descriptor(where: str, descriptor: Any, kind: type) -> Any:
+def _check_descriptor(where: str, descriptor: Any, kind: type[Descriptor]) -> Any:
     if descriptor is not None and not isinstance(descriptor, kind):
         raise TypeError(f"{where}: executionDescriptor must be an {kind.__name__}, not {type(descriptor).__name__}")
     return None if descriptor is None else descriptor.copy()
@@ -135,9 +137,7 @@ def _check_target(where: str, name: object, data: Any, spec: Spec) -> None:
         raise ValueError(f"{where}: {data!r} is given for the result of {name!r}, but its memory is read-only")
 
 
-def submit(
-    buffer: MTLCommandBuffer, work: Callable[[], None], results: Any, descriptor: Any
-) -> None:
+def submit(buffer: MTLCommandBuffer, work: Callable[[], None], results: Any, descriptor: Any) -> None:
     """Add work to a command buffer, and after it the descriptor's handlers."""
     MTLCommandBuffer._check_open(buffer, "encode")
     buffer._work.append(work)
@@ -356,9 +356,7 @@ def _finish(buffer: MTLCommandBuffer) -> None:
 class MPSGraphExecutable(MPSGraphObject):
     """A compiled graph: a list of inputs, in the order of `feedTensors`, and of results, of `targetTensors`."""
 
-    def __init__(
-        self, graph: Running, plan: Plan, feeds: Mapping[MPSGraphTensor, MPSGraphShapedType]
-    ) -> None:
+    def __init__(self, graph: Running, plan: Plan, feeds: Mapping[MPSGraphTensor, MPSGraphShapedType]) -> None:
         if not isinstance(graph, Running):
             raise NotImplementedError(
                 "MPSGraphExecutable: packages cannot be read, their format is private; use MPSGraph.compile"
@@ -431,14 +429,13 @@ class MPSGraphExecutable(MPSGraphObject):
         """Run, after what was committed to the queue, and return the results, or write them to `results`."""
         where = "MPSGraphExecutable.run"
         direct = with_ is None or (isinstance(with_, MTLCommandQueue) and not with_._executor.pending)
-        if direct and results is None and executionDescriptor is None:
-            if len(inputs) == len(self._feeds):
-                try:
-                    arrays = tuple([inputs[i]._array for i in self._positions])
-                except AttributeError:
-                    arrays = self._arrays(where, inputs)
-                kind = self._graph._data_type
-                return [wrapped(array, kind) for array in self._plan.run(arrays)]
+        if direct and results is None and executionDescriptor is None and len(inputs) == len(self._feeds):
+            try:
+                arrays = tuple([inputs[i]._array for i in self._positions])
+            except AttributeError:
+                arrays = self._arrays(where, inputs)
+            kind = self._graph._data_type
+            return [wrapped(array, kind) for array in self._plan.run(arrays)]
         _check_queue(where, with_)
         descriptor = _check_descriptor(where, executionDescriptor, MPSGraphExecutableExecutionDescriptor)
         buffer = _buffer(with_)
