@@ -53,7 +53,8 @@ def test_a_stale_file_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_methods_have_signatures_and_documentation() -> None:
     for row in _declare.ROWS:
         method = getattr(MPSGraph, row.method)
-        assert row.doc and (row.selector_only or row.python in method.__doc__), row.swift
+        assert row.doc, row.swift
+        assert row.selector_only or row.python in method.__doc__, row.swift
     assert str(_declare.signature(next(r for r in _declare.ROWS if r.swift == "softMax"))) == (
         "(self, /, *, with_, axis, name=None)"
     )

@@ -273,7 +273,7 @@ class Running(Building):
         if results is not None and not isinstance(results, dict):
             raise TypeError(f"{where}: resultsDictionary must be a dict, not {type(results).__name__}")
         chosen = targets if results is None else list(results)
-        plan = self._plan(where, feeds, chosen or (), operations or ())  # type: ignore[arg-type]
+        plan = self._plan(where, feeds, chosen or (), operations or ())
         arrays = tuple(_array(where, tensor, feeds[tensor]) for tensor in plan.needed)
         program = plan.of(tuple(Spec(a.shape, a.dtype) for a in arrays))
         if results is None:

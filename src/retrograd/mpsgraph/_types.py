@@ -178,7 +178,7 @@ def as_int(name: str, value: object) -> int:
 def as_number(name: str, value: object) -> float:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def as_ints(name: str, value: object) -> tuple[int, ...]:
@@ -196,7 +196,7 @@ def as_shape(name: str, value: object) -> tuple[int, ...]:
     return shape
 
 
-def _as_handler(name: str, value: Any) -> Callable[..., object] | None:
+def _as_handler(name: str, value: object) -> Callable[..., object] | None:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable or None, not {type(value).__name__}")
     return value
