@@ -79,7 +79,8 @@ def test_descriptors_buffers_and_executables() -> None:
     d.setTraining_(True)
     assert (d.training(), d.activation(), d.copyWithZone_(None).training()) == (True, M.MPSGraphRNNActivationTanh, True)
     c = M.MPSGraphConvolution2DOpDescriptor
-    made = c.descriptorWithStrideInX_strideInY_dilationRateInX_dilationRateInY_groups_paddingStyle_dataLayout_weightsLayout_(
+    steps = "descriptorWithStrideInX_strideInY_dilationRateInX_dilationRateInY"
+    made = getattr(c, f"{steps}_groups_paddingStyle_dataLayout_weightsLayout_")(
         2, 1, 1, 1, 1, M.MPSGraphPaddingStyleTF_SAME, M.MPSGraphTensorNamedDataLayoutNHWC,
         M.MPSGraphTensorNamedDataLayoutHWIO,
     )  # fmt: skip
