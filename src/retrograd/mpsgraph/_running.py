@@ -7,7 +7,7 @@ programs of their own, which are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ._types import (
     MPSGraphShapedType,
 )
 
+_MOST_PROGRAMS: Final = 32  # of other shapes, that a plan keeps
 Feeds = Mapping[MPSGraphTensor, MPSGraphTensorData]
 Results = dict[MPSGraphTensor, MPSGraphTensorData]
 
@@ -73,6 +74,8 @@ class Plan:
         """The program for feeds of these specs."""
         found = self.programs.get(specs)
         if found is None:
+            if len(self.programs) >= _MOST_PROGRAMS:
+                self.programs.pop(next(iter(self.programs)))
             feeds = {t._symbol: spec for t, spec in zip(self.needed, specs, strict=True)}
             found = self.programs[specs] = self.graph._recording.program(feeds, self.symbols, self.calls)
         self.program = found
