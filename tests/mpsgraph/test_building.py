@@ -31,7 +31,9 @@ ROOT = Path(__file__).parents[2]
 
 def run(graph: MPSGraph, tensor: Any, **feeds: Any) -> np.ndarray[Any, Any]:
     """A tensor's value, for feeds by the names of placeholders."""
-    fed = {t: MPSGraphTensorData(feeds[t.operation.name]) for t in graph.placeholderTensors if t.operation.name in feeds}
+    fed = {
+        t: MPSGraphTensorData(feeds[t.operation.name]) for t in graph.placeholderTensors if t.operation.name in feeds
+    }
     return graph.run(feeds=fed, targetTensors=[tensor])[tensor].numpy()
 
 
@@ -51,7 +53,8 @@ def test_a_stale_file_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_methods_have_signatures_and_documentation() -> None:
     for row in _declare.ROWS:
         method = getattr(MPSGraph, row.method)
-        assert row.doc and (row.selector_only or row.python in method.__doc__), row.swift
+        assert row.doc, row.swift
+        assert row.selector_only or row.python in method.__doc__, row.swift
     assert str(_declare.signature(next(r for r in _declare.ROWS if r.swift == "softMax"))) == (
         "(self, /, *, with_, axis, name=None)"
     )
@@ -69,8 +72,16 @@ def test_arguments_of_the_wrong_kind_are_named() -> None:
     y = other.placeholder(shape=[2, 3], dataType=F32, name="y")
     i = g.placeholder(shape=[2, 3], dataType=I32, name="i")
     for call, error, words in (
-        (lambda: g.addition(x, 1.0, name=None), TypeError, "addition: secondaryTensor must be an MPSGraphTensor, not float"),
-        (lambda: g.addition(x, y, name=None), ValueError, "addition: secondaryTensor is placeholder 'y'.* another graph"),
+        (
+            lambda: g.addition(x, 1.0, name=None),
+            TypeError,
+            "addition: secondaryTensor must be an MPSGraphTensor, not float",
+        ),
+        (
+            lambda: g.addition(x, y, name=None),
+            ValueError,
+            "addition: secondaryTensor is placeholder 'y'.* another graph",
+        ),
         (lambda: g.addition(x, i, name="sum"), TypeError, "addition 'sum': .*dtypes float32 and int32"),
         (lambda: g.addition(x), TypeError, "1 argument without a label; its forms are addition"),
         (lambda: g.softMax(x, axis=1), TypeError, r"the labels axis; its forms are softMax\(with_=, axis=, name=\)"),
@@ -86,19 +97,31 @@ def test_arguments_of_the_wrong_kind_are_named() -> None:
         (lambda: g.cast(x, to=MPSDataType.float16), TypeError, "type is float16, which is not supported: the engine's"),
         (lambda: g.placeholder(shape=[1], dataType=MPSDataType.bFloat16), TypeError, "dataType is bFloat16"),
         (lambda: g.placeholder(shape=[1], dataType=MPSDataType.uInt8), TypeError, "dataType is uInt8"),
-        (lambda: g.convolution2D(x, weights=x, descriptor=None), TypeError, "descriptor must be an MPSGraphConvolution2D"),
+        (
+            lambda: g.convolution2D(x, weights=x, descriptor=None),
+            TypeError,
+            "descriptor must be an MPSGraphConvolution2D",
+        ),
         (lambda: g.variable(with_=b"1234", shape=[2], dataType=F32), ValueError, "4 bytes are given, .* needs 8"),
         (lambda: g.constant("x", dataType=F32), TypeError, "needs a number, or data"),
         (lambda: g.constant(1, shape=[-1], dataType=F32), ValueError, "all sizes of a constant are known"),
         (lambda: g.read(x), TypeError, "placeholder 'x'.* is not a variable"),
         (lambda: g.assign(x, tensor=x), TypeError, "placeholder 'x'.* is not a variable"),
-        (lambda: g.softMaxCrossEntropy(x, labels=i, axis=1, reuctionType=MPSGraphLossReductionType.sum), ValueError, "labels are int32"),
-        (lambda: g.softMaxCrossEntropy(x, labels=x, axis=1, reuctionType=7), ValueError, "7, which is not a MPSGraphLoss"),
+        (
+            lambda: g.softMaxCrossEntropy(x, labels=i, axis=1, reuctionType=MPSGraphLossReductionType.sum),
+            ValueError,
+            "labels are int32",
+        ),
+        (
+            lambda: g.softMaxCrossEntropy(x, labels=x, axis=1, reuctionType=7),
+            ValueError,
+            "7, which is not a MPSGraphLoss",
+        ),
         (lambda: g.split(x, splitSizes=[1, 1], axis=1), ValueError, r"splitSizes is \[1, 1\], but axis 1 has size 3"),
         (lambda: g.sliceTensor(x, dimension=1, start=2, length=2), ValueError, "start is 2 and length 2, .* size 3"),
         (lambda: g.tileTensor(x, withMultiplier=[2]), ValueError, r"withMultiplier is \[2\]"),
         (lambda: g.dropout(x, rate=1.5), ValueError, "rate is 1.5"),
-    ):  # fmt: skip
+    ):
         calls = len(g._recording.calls)
         with pytest.raises(error, match=words):
             call()
@@ -111,7 +134,7 @@ def test_shapes_are_not_read_from_feeds() -> None:
     shape = g.placeholder(shape=[1], dataType=I32, name="shape")
     y = g.reshape(x, shapeTensor=shape, name="y")
     assert y.shape is None
-    with pytest.raises(ValueError, match="reshape 'y': shape is not a constant.*placeholder 'shape'"):
+    with pytest.raises(ValueError, match=r"reshape 'y': shape is not a constant.*placeholder 'shape'"):
         run(g, y, x=np.ones((2, 3), np.float32), shape=np.array([6], np.int32))
 
 
@@ -120,11 +143,11 @@ def test_a_variable_is_assigned_its_own_shape_and_type() -> None:
     w = g.variable(with_=np.zeros(3, np.float32), shape=[3], dataType=F32, name="w")
     for shape, kind, error in (([2], F32, ValueError), ([3], F64, TypeError), ([1, 3], F32, ValueError)):
         value = g.constant(1, shape=shape, dataType=kind)
-        with pytest.raises(error, match="assign: constant .* than variable 'w'"):
+        with pytest.raises(error, match=r"assign: constant .* than variable 'w'"):
             g.assign(w, tensor=value, name=None)
     x = g.placeholder(shape=[-1], dataType=F32, name="x")
     op = g.assign(w, tensor=x, name="late")
-    with pytest.raises(ValueError, match="assign 'late': the value is float32.2."):
+    with pytest.raises(ValueError, match=r"assign 'late': the value is float32.2."):
         g.run(feeds={x: MPSGraphTensorData(np.ones(2, np.float32))}, targetTensors=[], targetOperations=[op])
     assert run(g, w).tolist() == [0, 0, 0]
 
@@ -134,9 +157,9 @@ def test_gradients_name_what_they_do_not_reach() -> None:
     x, z = (g.placeholder(shape=[2], dataType=F32, name=n) for n in "xz")
     i = g.placeholder(shape=[2], dataType=I32, name="i")
     y = g.square(with_=x, name="y")
-    with pytest.raises(ValueError, match="square 'y'.* does not depend on placeholder 'z'"):
+    with pytest.raises(ValueError, match=r"square 'y'.* does not depend on placeholder 'z'"):
         g.gradients(of=y, with_=[x, z], name=None)
-    with pytest.raises(TypeError, match="bitwiseNOT 4 .int32.* no derivative"):
+    with pytest.raises(TypeError, match=r"bitwiseNOT 4 .int32.* no derivative"):
         g.gradients(of=g.bitwiseNOT(i), with_=[i], name=None)
     with pytest.raises(TypeError, match="with_ must be a list"):
         g.gradients(of=y, with_=x)
@@ -154,7 +177,12 @@ def test_gradients_of_intermediates_reads_and_second_derivatives() -> None:
     found = g.gradients(of=y, with_=[middle, read, x], name=None)
     second = g.gradients(of=found[x], with_=[x], name=None)[x]
     feed = np.array([1.0, 2.0])
-    for tensor, expected in ((found[middle], [6, 16]), (found[read], [6, 32]), (found[x], [18, 64]), (second, [18, 32])):
+    for tensor, expected in (
+        (found[middle], [6, 16]),
+        (found[read], [6, 32]),
+        (found[x], [18, 64]),
+        (second, [18, 32]),
+    ):
         assert run(g, tensor, x=feed).tolist() == expected
 
 
@@ -165,7 +193,8 @@ def test_constants() -> None:
     assert run(g, g.constant(True, shape=[], dataType=MPSDataType.bool)).tolist() is True
     data = np.arange(4, dtype=np.int32)
     tensor = g.constant(data.tobytes(), shape=[2, 2], dataType=I32)
-    assert run(g, tensor).tolist() == [[0, 1], [2, 3]] and tensor.operation.outputTensors == [tensor]
+    assert run(g, tensor).tolist() == [[0, 1], [2, 3]]
+    assert tensor.operation.outputTensors == [tensor]
 
 
 def test_if_chooses_a_branch_and_its_gradient() -> None:
@@ -245,15 +274,15 @@ def test_loops_refuse_what_they_cannot_do() -> None:
         loop(lambda i, a: [g.placeholder(shape=[1])])
     with pytest.raises(ValueError, match="returned 2 tensors, expected 1"):
         loop(lambda i, a: [a[0], a[0]])
-    with pytest.raises(ValueError, match="argument 0 is float64.2., but the body returns float64.4."):
+    with pytest.raises(ValueError, match=r"argument 0 is float64.2., but the body returns float64.4."):
         loop(lambda i, a: [g.concatTensors([a[0], a[0]], dimension=0)])
     loop(lambda i, a: kept.append(a[0]) or a)
     with pytest.raises(ValueError, match="only known inside the body of a loop"):
         g.square(with_=kept[0])
     with pytest.raises(ValueError, match="only known inside the body of a loop"):
         g.run(feeds={}, targetTensors=kept)
+    zero = constant(g, 0)
     with pytest.raises(ValueError, match="step is 0"):
-        zero = constant(g, 0)
         g.for_(lowerBound=zero, upperBound=zero, step=zero, initialBodyArguments=[x], body=lambda i, a: a)
     with pytest.raises(TypeError, match="bounds are integers"):
         g.for_(numberOfIterations=x, initialBodyArguments=[x], body=lambda i, a: a)
@@ -269,9 +298,11 @@ def test_dropout_keeps_its_mask_for_the_gradient_and_changes_it() -> None:
     found = g.run(feeds=feeds, targetTensors=[y, dx, z])
     again = g.run(feeds=feeds, targetTensors=[y])
     first = found[y].numpy()
-    assert set(np.unique(first)) == {0, 4} and abs((first == 0).mean() - 0.25) < 0.03
+    assert set(np.unique(first)) == {0, 4}
+    assert abs((first == 0).mean() - 0.25) < 0.03
     np.testing.assert_array_equal(found[dx].numpy() * 3, first)
-    assert (again[y].numpy() != first).any() and (found[z].numpy() != first).any()
+    assert (again[y].numpy() != first).any()
+    assert (found[z].numpy() != first).any()
 
 
 def test_random_numbers() -> None:
@@ -300,10 +331,15 @@ def test_random_numbers() -> None:
         for name in first:
             np.testing.assert_array_equal(first[name], other[name])  # in every process
             assert np.array_equal(first[name], second[name]) == (seed is not None)
-        assert first["uniform"].min() >= 0 and first["uniform"].max() < 1 and abs(first["uniform"].mean() - 0.5) < 0.03
-        assert first["range"].min() >= 2 and first["range"].max() < 5
-        assert abs(first["normal"].mean() - 1) < 0.05 and abs(first["normal"].std() - 0.5) < 0.03
-        assert np.abs(first["truncated"]).max() <= 2 and first["truncated"].std() > 0.7
+        assert first["uniform"].min() >= 0
+        assert first["uniform"].max() < 1
+        assert abs(first["uniform"].mean() - 0.5) < 0.03
+        assert first["range"].min() >= 2
+        assert first["range"].max() < 5
+        assert abs(first["normal"].mean() - 1) < 0.05
+        assert abs(first["normal"].std() - 0.5) < 0.03
+        assert np.abs(first["truncated"]).max() <= 2
+        assert first["truncated"].std() > 0.7
         assert set(first["integers"].tolist()) == {-2, -1, 0, 1, 2}
 
 
@@ -311,7 +347,8 @@ def test_states_of_random_numbers_continue() -> None:
     g = MPSGraph()
     state = g.randomPhiloxStateTensor(withSeed=7, name=None)
     same = g.randomPhiloxStateTensor(withCounterLow=0, counterHigh=0, key=7, name=None)
-    assert state.shape == [7] and run(g, state).tolist() == run(g, same).tolist()
+    assert state.shape == [7]
+    assert run(g, state).tolist() == run(g, same).tolist()
     descriptor = MPSGraphRandomOpDescriptor(distribution=MPSGraphRandomDistribution.normal)
     for options in ({}, {"descriptor": descriptor}):
         name = "randomTensor" if options else "randomUniformTensor"
@@ -328,7 +365,9 @@ def test_check_values_of_the_cross_entropy() -> None:
     x, t = np.array([[1.0, 2, 3], [0, 1, -1]]), np.array([[0.0, 0, 1], [0.5, 0.5, 0]])
     for kind, expected in (("none", [[0.4076059644], [0.9076059644]]), ("sum", 1.3152119289), ("mean", 0.6576059644)):
         reduction = MPSGraphLossReductionType[kind]
-        found = evaluate(lambda g, a, b, r=reduction: g.softMaxCrossEntropy(a, labels=b, axis=-1, reuctionType=r), [x, t])
+        found = evaluate(
+            lambda g, a, b, r=reduction: g.softMaxCrossEntropy(a, labels=b, axis=-1, reuctionType=r), [x, t]
+        )
         np.testing.assert_allclose(found.values[0], expected, atol=6e-11)
 
 
@@ -337,12 +376,14 @@ def test_descriptors() -> None:
     assert (d.strideInX, d.strideInY, d.groups) == (2, 1, 1)
     d.setExplicitPaddingWithPaddingLeft(1, paddingRight=2, paddingTop=3, paddingBottom=4)
     assert (d.paddingLeft, d.paddingBottom, d.paddingStyle) == (1, 4, MPSGraphPaddingStyle.explicit)
-    assert d.copy() == d and d.copy() is not d
+    assert d.copy() == d
+    assert d.copy() is not d
     g = MPSGraph()
     x, w = (g.placeholder(shape=s, dataType=F32, name=n) for s, n in (([1, 1, 4, 4], "x"), ([1, 1, 3, 3], "w")))
     y = g.convolution2D(x, weights=w, descriptor=d, name=None)
     d.strideInX = 1  # no longer the operation's
-    assert y.shape == [1, 1, 9, 3] and g.convolution2D(x, weights=w, descriptor=d).shape == [1, 1, 9, 5]
+    assert y.shape == [1, 1, 9, 3]
+    assert g.convolution2D(x, weights=w, descriptor=d).shape == [1, 1, 9, 5]
     for settings, error, words in (
         ({"strideInX": 0}, ValueError, "strideInX is 0, must be at least 1"),
         ({"strides": 1}, TypeError, "there is no argument 'strides'"),

@@ -22,7 +22,7 @@ from support.arrays import assert_same_bits
 from support.mpsgraph import placeholder
 
 Array = np.ndarray[Any, Any]
-T, N, I, H = 5, 3, 4, 2
+T, N, INPUTS, H = 5, 3, 4, 2
 GATES = {"singleGateRNN": 1, "LSTM": 4, "GRU": 3}
 DESCRIPTORS: dict[str, Any] = {
     "singleGateRNN": MPSGraphSingleGateRNNDescriptor, "LSTM": MPSGraphLSTMDescriptor, "GRU": MPSGraphGRUDescriptor
@@ -38,7 +38,7 @@ def tensors(kind: str, directions: int, dtype: Any, seed: int = 0) -> dict[str, 
     rng = np.random.default_rng(seed)
     rows, lead = GATES[kind] * H, (2,) if directions == 2 else ()
     shapes = {
-        "x": (T, N, I), "R": (*lead, rows, H), "W": (directions * rows, I), "b": (directions * rows,),
+        "x": (T, N, INPUTS), "R": (*lead, rows, H), "W": (directions * rows, INPUTS), "b": (directions * rows,),
         "h0": (N, directions * H),
     }  # fmt: skip
     if kind == "LSTM":
@@ -78,7 +78,9 @@ def run(kind: str, given: dict[str, Array], descriptor: Any, dy: Array | None = 
     return [found[t].numpy() for t in results]
 
 
-def reference(kind: str, given: dict[str, Array], both: bool, flip: bool, after: bool, dy: Array) -> tuple[Array, list[Array]]:
+def reference(
+    kind: str, given: dict[str, Array], both: bool, flip: bool, after: bool, dy: Array
+) -> tuple[Array, list[Array]]:
     """y and the gradients x, R, W, b ... of the array functions, for gates in their order."""
     count = 2 if both else 1
 
@@ -102,7 +104,9 @@ def reference(kind: str, given: dict[str, Array], both: bool, flip: bool, after:
     elif kind == "GRU":
         zero = np.zeros(2 * H, given["x"].dtype)
         weights = [
-            GruWeights(part("W", d), part("R", d), part("b", d), np.concatenate([zero, part("b2", d)]) if after else None)
+            GruWeights(
+                part("W", d), part("R", d), part("b", d), np.concatenate([zero, part("b2", d)]) if after else None
+            )
             for d in range(count)
         ]
         y, _, cache = retrograd.gru_forward(
@@ -217,7 +221,13 @@ def test_printed_values_of_the_gru() -> None:
     """The recurrent bias of the other gates is a part of the bias."""
     b, c = fill((6,), 3), fill((6,), 8)
     total = b + np.concatenate([c[:4], [0, 0]])
-    given = {"x": 2 * fill((3, 2, 2), 1), "R": fill((6, 2), 11), "W": fill((6, 2), 2), "b": total, "h0": fill((2, 2), 5)}
+    given = {
+        "x": 2 * fill((3, 2, 2), 1),
+        "R": fill((6, 2), 11),
+        "W": fill((6, 2), 2),
+        "b": total,
+        "h0": fill((2, 2), 5),
+    }
     after = MPSGraphGRUDescriptor(resetGateFirst=True, resetAfter=True)
     (y,) = run("GRU", {**given, "b2": c[4:]}, after)
     np.testing.assert_allclose(y[2].ravel(), [0.3822359737, -0.5546824454, 0.0624341897, -0.3210634351], atol=6e-11)
@@ -298,7 +308,7 @@ def test_without_input_weights_the_source_has_the_products(both: bool) -> None:
 
 
 def test_activations() -> None:
-    given = {**tensors("singleGateRNN", 1, np.float64), "x": 10 * fill((T, N, I), 3)}
+    given = {**tensors("singleGateRNN", 1, np.float64), "x": 10 * fill((T, N, INPUTS), 3)}
     for activation, function in (
         (MPSGraphRNNActivation.none, lambda z: z), (MPSGraphRNNActivation.tanh, np.tanh),
         (MPSGraphRNNActivation.hardSigmoid, lambda z: np.clip(0.2 * z + 0.5, 0, 1)),

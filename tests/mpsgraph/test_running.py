@@ -68,9 +68,9 @@ def test_unneeded_feeds_are_ignored_and_missing_ones_named() -> None:
     c = Counting()
     feeds = {**c.feeds(), c.unused: MPSGraphTensorData(np.zeros(1, np.float32))}
     assert c.graph.run(feeds=feeds, targetTensors=[c.sums])[c.sums].shape == [3]
-    with pytest.raises(ValueError, match="no feed for placeholder 'x'.*, on which reductionSum 'loss'"):
+    with pytest.raises(ValueError, match=r"no feed for placeholder 'x'.*, on which reductionSum 'loss'"):
         c.graph.run(feeds={}, targetTensors=[c.w, c.loss])
-    with pytest.raises(ValueError, match="no feed for placeholder 'x'.*, on which assign 'update' depends"):
+    with pytest.raises(ValueError, match=r"no feed for placeholder 'x'.*, on which assign 'update' depends"):
         c.graph.run(feeds={}, targetTensors=[c.w], targetOperations=[c.update])
 
 
@@ -91,9 +91,9 @@ def test_wrong_feeds_are_named_and_write_nothing() -> None:
         for _ in range(2):
             with pytest.raises(error, match=words):
                 run(feeds=feeds, targetTensors=[c.loss], targetOperations=[c.update])
-    with pytest.raises(ValueError, match="targetTensors has .*another graph"):
+    with pytest.raises(ValueError, match=r"targetTensors has .*another graph"):
         run(feeds=c.feeds(), targetTensors=[other.loss])
-    with pytest.raises(ValueError, match="targetOperations has .*another graph"):
+    with pytest.raises(ValueError, match=r"targetOperations has .*another graph"):
         run(feeds=c.feeds(), targetTensors=[], targetOperations=[other.update])
     with pytest.raises(TypeError, match="targetOperations has MPSGraphTensor"):
         run(feeds=c.feeds(), targetTensors=[], targetOperations=[c.loss])
@@ -107,7 +107,7 @@ def test_wrong_feeds_are_named_and_write_nothing() -> None:
 def test_two_assigns_to_one_variable_are_refused() -> None:
     c = Counting()
     again = c.graph.assign(c.w, tensor=c.sums, name="again")
-    with pytest.raises(ValueError, match="assign 'again': variable 'w'.* is assigned twice"):
+    with pytest.raises(ValueError, match=r"assign 'again': variable 'w'.* is assigned twice"):
         c.graph.run(feeds=c.feeds(), targetTensors=[], targetOperations=[c.update, again])
     assert c.value() == [0, 0, 0]
 
@@ -122,8 +122,10 @@ def test_control_dependencies() -> None:
     new, ten, loss = g.controlDependency(with_=[c.update], dependentBlock=block, name=None)
     assert new.operation.controlDependencies == [c.update]
     results = g.run(feeds=c.feeds(), targetTensors=[new, ten, loss, c.w])
-    assert results[new].numpy().tolist() == [2, 2, 2] and results[ten].numpy().tolist() == [20, 20, 20]
-    assert results[c.w].numpy().tolist() == [0, 0, 0] and results[loss].numpy().tolist() == [[0]]
+    assert results[new].numpy().tolist() == [2, 2, 2]
+    assert results[ten].numpy().tolist() == [20, 20, 20]
+    assert results[c.w].numpy().tolist() == [0, 0, 0]
+    assert results[loss].numpy().tolist() == [[0]]
     assert c.value() == [2, 2, 2]  # what a target depends on has run
     read = g.read(c.w, name=None).operation  # not an assign
     (after,) = g.controlDependency(with_=[read], dependentBlock=lambda: [c.w], name=None)
@@ -135,12 +137,15 @@ def test_runs_with_a_queue_are_in_the_order_of_its_buffers() -> None:
     queue = DEVICE.makeCommandQueue()
     buffer = MPSCommandBuffer(commandBuffer=queue.makeCommandBuffer())
     feeds = c.feeds(ONES.copy())
-    encoded = c.graph.encode(to=buffer, feeds=feeds, targetTensors=[c.w], targetOperations=[c.update], executionDescriptor=None)
+    encoded = c.graph.encode(
+        to=buffer, feeds=feeds, targetTensors=[c.w], targetOperations=[c.update], executionDescriptor=None
+    )
     feeds[c.x].numpy()[...] = 3  # read when the buffer runs
     assert c.value() == [0, 0, 0]
     buffer.commit()
     results = c.graph.run(with_=queue, feeds=feeds, targetTensors=[c.w], targetOperations=[c.update])
-    assert encoded[c.w].numpy().tolist() == [0, 0, 0] and results[c.w].numpy().tolist() == [6, 6, 6]
+    assert encoded[c.w].numpy().tolist() == [0, 0, 0]
+    assert results[c.w].numpy().tolist() == [6, 6, 6]
     assert c.value() == [12, 12, 12]
     buffer = MPSCommandBuffer(from_=queue)
     for _ in range(2):
@@ -148,7 +153,8 @@ def test_runs_with_a_queue_are_in_the_order_of_its_buffers() -> None:
         buffer.commitAndContinue()
     buffer.commit()
     buffer.waitUntilCompleted()
-    assert c.value() == [24, 24, 24] and buffer.status == MTLCommandBufferStatus.completed
+    assert c.value() == [24, 24, 24]
+    assert buffer.status == MTLCommandBufferStatus.completed
 
 
 def test_handlers_are_called_in_order_with_the_results() -> None:
@@ -157,12 +163,20 @@ def test_handlers_are_called_in_order_with_the_results() -> None:
     done = threading.Event()
     descriptor = MPSGraphExecutionDescriptor()
     descriptor.scheduledHandler = lambda results, error: seen.append(("scheduled", error))
-    descriptor.completionHandler = lambda results, error: (seen.append((results[c.loss].numpy().item(), error)), done.set())
-    results = c.graph.runAsync(feeds=c.feeds(), targetTensors=[c.loss], targetOperations=None, executionDescriptor=descriptor)
+    descriptor.completionHandler = lambda results, error: (
+        seen.append((results[c.loss].numpy().item(), error)),
+        done.set(),
+    )
+    results = c.graph.runAsync(
+        feeds=c.feeds(), targetTensors=[c.loss], targetOperations=None, executionDescriptor=descriptor
+    )
     assert done.wait(30)
-    assert seen == [("scheduled", None), (0.0, None)] and list(results) == [c.loss]
+    assert seen == [("scheduled", None), (0.0, None)]
+    assert list(results) == [c.loss]
     descriptor.waitUntilCompleted = True
-    c.graph.runAsync(with_=DEVICE.makeCommandQueue(), feeds=c.feeds(), targetTensors=[c.loss], executionDescriptor=descriptor)
+    c.graph.runAsync(
+        with_=DEVICE.makeCommandQueue(), feeds=c.feeds(), targetTensors=[c.loss], executionDescriptor=descriptor
+    )
     assert len(seen) == 4
 
 
@@ -183,7 +197,8 @@ def test_a_failure_in_a_command_buffer_reaches_the_handler() -> None:
     g.encode(to=buffer, feeds=feeds, targetOperations=None, resultsDictionary=target, executionDescriptor=descriptor)
     buffer.commit()
     buffer.waitUntilCompleted()
-    assert buffer.status == MTLCommandBufferStatus.error and "index is 7" in str(errors[0])
+    assert buffer.status == MTLCommandBufferStatus.error
+    assert "index is 7" in str(errors[0])
     assert target[rows].numpy().tolist() == [[5]]
 
 
@@ -192,23 +207,33 @@ def test_results_are_written_to_given_data() -> None:
     memory = np.zeros((3, 2), np.float32)
     target = {c.sums: MPSGraphTensorData(memory[:, 1])}
     c.graph.run(with_=DEVICE.makeCommandQueue(), feeds=c.feeds(), targetOperations=[c.update], resultsDictionary=target)
-    assert memory.tolist() == [[0, 2]] * 3 and c.value() == [2, 2, 2]
+    assert memory.tolist() == [[0, 2]] * 3
+    assert c.value() == [2, 2, 2]
     wrong = {c.sums: MPSGraphTensorData(np.zeros(4, np.float32))}
     with pytest.raises(ValueError, match=r"float32\[4\].* is given for .*reshape 4"):
-        c.graph.run(with_=DEVICE.makeCommandQueue(), feeds=c.feeds(), targetOperations=[c.update], resultsDictionary=wrong)
+        c.graph.run(
+            with_=DEVICE.makeCommandQueue(), feeds=c.feeds(), targetOperations=[c.update], resultsDictionary=wrong
+        )
     assert c.value() == [2, 2, 2]
 
 
 def test_executables_share_variables_and_order_inputs_by_creation() -> None:
     c = Counting()
     g = c.graph
-    types = {c.unused: MPSGraphShapedType(shape=[1], dataType=F32), c.x: MPSGraphShapedType(shape=[-1, 3], dataType=F32)}
+    types = {
+        c.unused: MPSGraphShapedType(shape=[1], dataType=F32),
+        c.x: MPSGraphShapedType(shape=[-1, 3], dataType=F32),
+    }
     made: list[Any] = []
     descriptor = MPSGraphCompilationDescriptor(compilationCompletionHandler=lambda e, error: made.append(e))
     device = MPSGraphDevice(mtlDevice=DEVICE)
-    train = g.compile(with_=device, feeds=types, targetTensors=[c.loss], targetOperations=[c.update], compilationDescriptor=descriptor)
+    train = g.compile(
+        with_=device, feeds=types, targetTensors=[c.loss], targetOperations=[c.update], compilationDescriptor=descriptor
+    )
     read = g.compile(with_=None, feeds={}, targetTensors=[c.w])
-    assert made == [train] and train.feedTensors == [c.x, c.unused] and train.targetTensors == [c.loss]
+    assert made == [train]
+    assert train.feedTensors == [c.x, c.unused]
+    assert train.targetTensors == [c.loss]
     inputs = [MPSGraphTensorData(ONES), MPSGraphTensorData(np.zeros(1, np.float32))]
     queue = DEVICE.makeCommandQueue()
     assert [train.run(with_=queue, inputs=inputs)[0].numpy().item() for _ in range(2)] == [0, 12]
@@ -217,7 +242,9 @@ def test_executables_share_variables_and_order_inputs_by_creation() -> None:
     seen: list[Any] = []
     done = MPSGraphExecutableExecutionDescriptor(completionHandler=lambda results, error: seen.append(error))
     train.run(with_=queue, inputs=inputs, results=out, executionDescriptor=done)
-    assert out[0].numpy().item() == 24 and seen == [None] and c.value() == [6, 6, 6]
+    assert out[0].numpy().item() == 24
+    assert seen == [None]
+    assert c.value() == [6, 6, 6]
     buffer = queue.makeCommandBuffer()
     train.encode(to=buffer, inputs=inputs)
     buffer.commit()
@@ -232,7 +259,7 @@ def test_executables_share_variables_and_order_inputs_by_creation() -> None:
         train.run(with_=queue, inputs=inputs[:1])
     with pytest.raises(ValueError, match="no feed for placeholder 'x'"):
         g.compile(feeds={}, targetTensors=[c.loss])
-    with pytest.raises(TypeError, match="'x'.* has data type int32"):
+    with pytest.raises(TypeError, match=r"'x'.* has data type int32"):
         g.compile(feeds={c.x: MPSGraphShapedType(shape=[2, 3], dataType=MPSDataType.int32)}, targetTensors=[c.loss])
     with pytest.raises(NotImplementedError, match="format is private"):
         train.serialize(package="x")
@@ -274,7 +301,9 @@ def test_apply_stochastic_gradient_descent_and_variables_from_tensors() -> None:
     )
     g.run(feeds={}, targetTensors=[], targetOperations=[step])
     assert g.run(feeds={}, targetTensors=[v])[v].numpy().tolist() == [[3, 3], [3, 3]]
-    assert v.operation.shape == [2, 2] and v.operation.dataType == F32 and v.operation.name == "v"
+    assert v.operation.shape == [2, 2]
+    assert v.operation.dataType == F32
+    assert v.operation.name == "v"
     x = g.placeholder(shape=[1], name="x")
     with pytest.raises(ValueError, match="depends on placeholder 'x'"):
         g.variableFromTensor(x)
@@ -285,7 +314,9 @@ def test_data_share_memory_or_copy() -> None:
     buffer = DEVICE.makeBuffer(bytesNoCopy=array)
     shared = MPSGraphTensorData(buffer, shape=[3, 2], dataType=F32)
     array[0, 0] = 9
-    assert shared.numpy()[0, 0] == 9 and shared.shape == [3, 2] and shared.dataType == F32
+    assert shared.numpy()[0, 0] == 9
+    assert shared.shape == [3, 2]
+    assert shared.dataType == F32
     rows = MPSGraphTensorData(buffer, shape=[2, 2], dataType=F32, rowBytes=12)
     assert rows.numpy().tolist() == [[9, 1], [3, 4]]
     copied = MPSGraphTensorData(device=MPSGraphDevice(DEVICE), data=array.tobytes(), shape=[6], dataType=F32)
@@ -294,7 +325,8 @@ def test_data_share_memory_or_copy() -> None:
     matrix = mps.MPSMatrix(
         buffer=buffer, descriptor=mps.MPSMatrixDescriptor(rows=2, columns=3, rowBytes=12, dataType=F32)
     )
-    assert MPSGraphTensorData(matrix).shape == [2, 3] and MPSGraphTensorData(matrix, rank=4).shape == [1, 1, 2, 3]
+    assert MPSGraphTensorData(matrix).shape == [2, 3]
+    assert MPSGraphTensorData(matrix, rank=4).shape == [1, 1, 2, 3]
     vector = mps.MPSVector(buffer=buffer, descriptor=mps.MPSVectorDescriptor(length=6, dataType=F32))
     assert MPSGraphTensorData(vector).numpy().tolist() == array.ravel().tolist()
     block = bytearray(24)

@@ -70,21 +70,48 @@ def _vjp(function: Callable[[Any], Any], gradient: Any, x: Any) -> Any:
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 for _name, _oracle, _x in (
-    ("identity", lambda x: x, X), ("exponent", torch.exp, X), ("exponentBase2", torch.exp2, X),
-    ("exponentBase10", lambda x: 10**x, X), ("logarithm", torch.log, POSITIVE), ("logarithmBase2", torch.log2, POSITIVE),
-    ("logarithmBase10", torch.log10, POSITIVE), ("square", torch.square, X), ("squareRoot", torch.sqrt, POSITIVE),
-    ("reverseSquareRoot", torch.rsqrt, POSITIVE), ("reciprocal", torch.reciprocal, POSITIVE), ("absolute", torch.abs, X),
-    ("negative", torch.neg, X), ("sin", torch.sin, X), ("cos", torch.cos, X), ("tan", torch.tan, INSIDE),
-    ("sinh", torch.sinh, X), ("cosh", torch.cosh, X), ("tanh", torch.tanh, X), ("asin", torch.asin, INSIDE),
-    ("acos", torch.acos, INSIDE), ("atan", torch.atan, X), ("asinh", torch.asinh, X), ("acosh", torch.acosh, ABOVE),
-    ("atanh", torch.atanh, INSIDE), ("erf", torch.erf, X), ("reLU", torch.relu, X), ("sigmoid", torch.sigmoid, X),
-):  # fmt: skip
+    ("identity", lambda x: x, X),
+    ("exponent", torch.exp, X),
+    ("exponentBase2", torch.exp2, X),
+    ("exponentBase10", lambda x: 10**x, X),
+    ("logarithm", torch.log, POSITIVE),
+    ("logarithmBase2", torch.log2, POSITIVE),
+    ("logarithmBase10", torch.log10, POSITIVE),
+    ("square", torch.square, X),
+    ("squareRoot", torch.sqrt, POSITIVE),
+    ("reverseSquareRoot", torch.rsqrt, POSITIVE),
+    ("reciprocal", torch.reciprocal, POSITIVE),
+    ("absolute", torch.abs, X),
+    ("negative", torch.neg, X),
+    ("sin", torch.sin, X),
+    ("cos", torch.cos, X),
+    ("tan", torch.tan, INSIDE),
+    ("sinh", torch.sinh, X),
+    ("cosh", torch.cosh, X),
+    ("tanh", torch.tanh, X),
+    ("asin", torch.asin, INSIDE),
+    ("acos", torch.acos, INSIDE),
+    ("atan", torch.atan, X),
+    ("asinh", torch.asinh, X),
+    ("acosh", torch.acosh, ABOVE),
+    ("atanh", torch.atanh, INSIDE),
+    ("erf", torch.erf, X),
+    ("reLU", torch.relu, X),
+    ("sigmoid", torch.sigmoid, X),
+):
     case(_name, lambda g, x, n=_name: getattr(g, n)(with_=x, name=None), [_x], _oracle)
 for _name, _oracle in (
-    ("sign", torch.sign), ("ceil", torch.ceil), ("floor", torch.floor), ("rint", torch.round), ("round", _round_away),
-    ("isInfinite", torch.isinf), ("isFinite", torch.isfinite), ("isNaN", torch.isnan),
-    ("signbit", lambda x: torch.signbit(x).to(x.dtype)), ("not_", lambda x: torch.logical_not(x).to(x.dtype)),
-):  # fmt: skip
+    ("sign", torch.sign),
+    ("ceil", torch.ceil),
+    ("floor", torch.floor),
+    ("rint", torch.round),
+    ("round", _round_away),
+    ("isInfinite", torch.isinf),
+    ("isFinite", torch.isfinite),
+    ("isNaN", torch.isnan),
+    ("signbit", lambda x: torch.signbit(x).to(x.dtype)),
+    ("not_", lambda x: torch.logical_not(x).to(x.dtype)),
+):
     _data = SPECIAL[SPECIAL == SPECIAL] if _name == "sign" else SPECIAL
     case(_name, lambda g, x, n=_name: getattr(g, n)(with_=x, name=None), [_data], _oracle, ())
 case("truncate", lambda g, x: g.truncate(x, name=None), [SPECIAL], torch.trunc, ())
@@ -129,9 +156,7 @@ for _name, _oracle in (
     ("bitwiseLeftShift", torch.bitwise_left_shift), ("bitwiseRightShift", torch.bitwise_right_shift),
 ):  # fmt: skip
     case(_name, lambda g, a, b, n=_name: getattr(g, n)(a, b, name=None), INTEGERS, _oracle)
-case(
-    "minimum ignores NaN", lambda g, a, b: g.minimum(a, b, name=None), [_MISSING, Y], torch.fmin, ()
-)
+case("minimum ignores NaN", lambda g, a, b: g.minimum(a, b, name=None), [_MISSING, Y], torch.fmin, ())
 case("atan2", lambda g, a, b: g.atan2(withPrimaryTensor=a, secondaryTensor=b, name=None), [X, Y], torch.atan2)
 case(
     "select", lambda g, p, a, b: g.select(predicate=p, trueTensor=a, falseTensor=b, name=None), [BOOLS[0], X, ROW],
@@ -151,14 +176,29 @@ for _name, _oracle in (
     ("MinimumPropagateNaN", lambda x, d: x.amin(d, keepdim=True)),
 ):  # fmt: skip
     _method = f"reduction{_name}"
-    case(_method, lambda g, x, n=_method: getattr(g, n)(with_=x, axis=-2, name=None), [X3], lambda x, f=_oracle: f(x, (1,)))
+    case(
+        _method,
+        lambda g, x, n=_method: getattr(g, n)(with_=x, axis=-2, name=None),
+        [X3],
+        lambda x, f=_oracle: f(x, (1,)),
+    )
     case(
         _method, lambda g, x, n=_method: getattr(g, n)(with_=x, axes=[0, -1, 0], name=None), [X3],
         lambda x, f=_oracle: f(x, (0, 2)),
     )  # fmt: skip
-    case(_method, lambda g, x, n=_method: getattr(g, n)(with_=x, axes=None, name=None), [X3], lambda x, f=_oracle: f(x, (0, 1, 2)))
+    case(
+        _method,
+        lambda g, x, n=_method: getattr(g, n)(with_=x, axes=None, name=None),
+        [X3],
+        lambda x, f=_oracle: f(x, (0, 1, 2)),
+    )
     case(_method, lambda g, x, n=_method: getattr(g, n)(with_=x, axes=[], name=None), [X3], lambda x: x)
-case("reductionProduct", lambda g, x: g.reductionProduct(with_=x, axis=1, name=None), [X3], lambda x: x.prod(1, keepdim=True))
+case(
+    "reductionProduct",
+    lambda g, x: g.reductionProduct(with_=x, axis=1, name=None),
+    [X3],
+    lambda x: x.prod(1, keepdim=True),
+)
 case(
     "reductionProduct", lambda g, x: g.reductionProduct(with_=x, axes=[1, 2], name=None), [X3],
     lambda x: x.prod(2, keepdim=True).prod(1, keepdim=True),
@@ -216,11 +256,17 @@ for _name, _scan, _start in (
             lambda x, f=_scan, s=_start: _exclusive(x, f, s, 1), () if np.isinf(_start) else None,
         )  # fmt: skip
 for _axis in ("axis", "axisTensor"):
+
     def _at(g: Any, value: int, key: str = _axis) -> dict[str, Any]:
         return {key: value if key == "axis" else constant(g, value)}
 
     case("sort", lambda g, x, at=_at: g.sort(x, **at(g, 1), name=None), [X3], lambda x: x.sort(1)[0])
-    case("sort", lambda g, x, at=_at: g.sort(x, **at(g, -1), descending=True, name=None), [X3], lambda x: x.sort(-1, descending=True)[0])
+    case(
+        "sort",
+        lambda g, x, at=_at: g.sort(x, **at(g, -1), descending=True, name=None),
+        [X3],
+        lambda x: x.sort(-1, descending=True)[0],
+    )
     case("argSort", lambda g, x, at=_at: g.argSort(x, **at(g, 1), name=None), [X3], lambda x: x.argsort(1).int(), ())
     case(
         "argSort", lambda g, x, at=_at: g.argSort(x, **at(g, 1), descending=True, name=None), [X3],
@@ -239,6 +285,7 @@ def _top_gradient(g: Any, x: Any, k: int, axis: int, largest: bool) -> Any:
 
 for _name, _largest in (("topK", True), ("bottomK", False)):
     for _tensors in (False, True):
+
         def _ks(g: Any, tensors: bool = _tensors) -> dict[str, Any]:
             return {"axisTensor": constant(g, 1), "kTensor": constant(g, 2)} if tensors else {"axis": 1, "k": 2}
 
@@ -247,10 +294,14 @@ for _name, _largest in (("topK", True), ("bottomK", False)):
             lambda x, b=_largest: _top(x, 2, 1, b),
         )  # fmt: skip
         case(
-            f"{_name}Gradient", lambda g, d, x, n=f"{_name}Gradient", ks=_ks: getattr(g, n)(d, source=x, **ks(g), name=None),
-            [_random(2, 2, 4), X3], lambda d, x, b=_largest: _top_gradient(d, x, 2, 1, b), (0,),
-        )  # fmt: skip
+            f"{_name}Gradient",
+            lambda g, d, x, n=f"{_name}Gradient", ks=_ks: getattr(g, n)(d, source=x, **ks(g), name=None),
+            [_random(2, 2, 4), X3],
+            lambda d, x, b=_largest: _top_gradient(d, x, 2, 1, b),
+            (0,),
+        )
 for _tensor in (False, True):
+
     def _k(g: Any, tensor: bool = _tensor) -> dict[str, Any]:
         return {"kTensor": constant(g, 3)} if tensor else {"k": 3}
 
@@ -277,12 +328,19 @@ _ONES = _random(1, 3, 1, 2)
 case("squeeze", lambda g, x: g.squeeze(x, name=None), [_ONES], lambda x: x.reshape(3, 2))
 case("squeeze", lambda g, x: g.squeeze(x, axis=2, name=None), [_ONES], lambda x: x.reshape(1, 3, 2))
 case("squeeze", lambda g, x: g.squeeze(x, axes=[0, -2], name=None), [_ONES], lambda x: x.reshape(3, 2))
-case("squeeze", lambda g, x: g.squeeze(x, axesTensor=constant(g, [0]), name=None), [_ONES], lambda x: x.reshape(3, 1, 2))
+case(
+    "squeeze", lambda g, x: g.squeeze(x, axesTensor=constant(g, [0]), name=None), [_ONES], lambda x: x.reshape(3, 1, 2)
+)
 case("expandDims", lambda g, x: g.expandDims(x, axis=1, name=None), [X], lambda x: x[:, None])
 case("expandDims", lambda g, x: g.expandDims(x, axes=[0, -1], name=None), [X], lambda x: x[None, :, :, None])
 case("expandDims", lambda g, x: g.expandDims(x, axesTensor=constant(g, [0]), name=None), [X], lambda x: x[None])
 case("broadcast", lambda g, x: g.broadcast(x, shape=[2, 3, 5], name=None), [ROW], lambda x: x.expand(2, 3, 5))
-case("broadcast", lambda g, x: g.broadcast(x, shapeTensor=constant(g, [3, 5]), name=None), [ROW], lambda x: x.expand(3, 5))
+case(
+    "broadcast",
+    lambda g, x: g.broadcast(x, shapeTensor=constant(g, [3, 5]), name=None),
+    [ROW],
+    lambda x: x.expand(3, 5),
+)
 case("flatten2D", lambda g, x: g.flatten2D(x, axis=-1, name=None), [X3], lambda x: x.reshape(6, 4))
 case("flatten2D", lambda g, x: g.flatten2D(x, axisTensor=constant(g, 1), name=None), [X3], lambda x: x.reshape(2, 12))
 case("flatten2D", lambda g, x: g.flatten2D(x, axis=3, name=None), [X3], lambda x: x.reshape(24, 1))
@@ -300,6 +358,7 @@ for _along, _shaped in ((a, s) for a in ("alongAxis", "alongAxisTensor") for s i
         ), [X], lambda x: torch.arange(3, dtype=torch.int32).expand(2, 3), (),
     )  # fmt: skip
 for _numbers in ((1, 0), (-1, 1)):
+
     def _band(x: Any, lower: int = _numbers[0], upper: int = _numbers[1]) -> Any:
         kept = x if upper < 0 else torch.tril(x, upper)
         return kept if lower < 0 else torch.triu(kept, -lower)
@@ -314,16 +373,33 @@ for _numbers in ((1, 0), (-1, 1)):
 
 # ---- joining and slicing ---------------------------------------------------------------------------------------------
 
-case("concatTensor", lambda g, a, b: g.concatTensor(a, with_=b, dimension=0, name=None), [X, ROW], lambda a, b: torch.cat([a, b]))
-case("concatTensors", lambda g, a, b: g.concatTensors([a, b, a], dimension=-1, name=None), [X, Y], lambda a, b: torch.cat([a, b, a], -1))
+case(
+    "concatTensor",
+    lambda g, a, b: g.concatTensor(a, with_=b, dimension=0, name=None),
+    [X, ROW],
+    lambda a, b: torch.cat([a, b]),
+)
+case(
+    "concatTensors",
+    lambda g, a, b: g.concatTensors([a, b, a], dimension=-1, name=None),
+    [X, Y],
+    lambda a, b: torch.cat([a, b, a], -1),
+)
 for _interleave in (False, True):
     case(
-        "concatTensors", lambda g, a, b, i=_interleave: g.concatTensors([a, b], dimension=1, interleave=i, name=None), [X, Y],
+        "concatTensors",
+        lambda g, a, b, i=_interleave: g.concatTensors([a, b], dimension=1, interleave=i, name=None),
+        [X, Y],
         lambda a, b, i=_interleave: torch.stack([a, b], 2).reshape(3, 10) if i else torch.cat([a, b], 1),
-    )  # fmt: skip
+    )
 case("stack", lambda g, a, b: g.stack([a, b], axis=1, name=None), [X, Y], lambda a, b: torch.stack([a, b], 1))
 case("split", lambda g, x: g.split(x, splitSizes=[1, 0, 4], axis=1, name=None), [X], lambda x: x.split([1, 0, 4], 1))
-case("split", lambda g, x: g.split(x, splitSizesTensor=constant(g, [1, 4]), axis=1, name=None), [X], lambda x: x.split([1, 4], 1))
+case(
+    "split",
+    lambda g, x: g.split(x, splitSizesTensor=constant(g, [1, 4]), axis=1, name=None),
+    [X],
+    lambda x: x.split([1, 4], 1),
+)
 case("split", lambda g, x: g.split(x, numSplits=3, axis=0, name=None), [X], lambda x: x.split(1, 0))
 case("tileTensor", lambda g, x: g.tileTensor(x, withMultiplier=[2, 3], name=None), [X], lambda x: x.repeat(2, 3))
 case(
@@ -331,7 +407,14 @@ case(
     lambda g, d, x: g.tileGradient(withIncomingGradientTensor=d, sourceTensor=x, withMultiplier=[2, 1], name=None),
     [_random(6, 5), X], lambda d, x: d.reshape(2, 3, 5).sum(0), (0,),
 )  # fmt: skip
-for _mode, _torch in (("constant", "constant"), ("zero", "constant"), ("reflect", "reflect"), ("clampToEdge", "replicate"), ("periodic", "circular")):
+for _mode, _torch in (
+    ("constant", "constant"),
+    ("zero", "constant"),
+    ("reflect", "reflect"),
+    ("clampToEdge", "replicate"),
+    ("periodic", "circular"),
+):
+
     def _padded(x: Any, mode: str = _torch, value: float = 1.5 if _mode == "constant" else 0.0) -> Any:
         return TF.pad(x[None, None], (2, 1, 1, 1), mode, *([value] if mode == "constant" else []))[0, 0]
 
@@ -377,21 +460,31 @@ for _extra in (lambda g: _LISTS, lambda g: _as_tensors(g, ("start", "end", "stri
     case("sliceTensor", lambda g, x, e=_extra: g.sliceTensor(x, **e(g), **_MASKS, name=None), [X], lambda x: x[2, 1::2])
     case(
         "sliceGradientTensor",
-        lambda g, d, e=_extra: g.sliceGradientTensor(d, fwdInShapeTensor=constant(g, [3, 5]), **e(g), **_MASKS, name=None),
-        [_random(2)], lambda d: _vjp(lambda x: x[2, 1::2], d, torch.zeros(3, 5, dtype=d.dtype)),
-    )  # fmt: skip
+        lambda g, d, e=_extra: g.sliceGradientTensor(
+            d, fwdInShapeTensor=constant(g, [3, 5]), **e(g), **_MASKS, name=None
+        ),
+        [_random(2)],
+        lambda d: _vjp(lambda x: x[2, 1::2], d, torch.zeros(3, 5, dtype=d.dtype)),
+    )
 case(
     "sliceTensor",
-    lambda g, x: g.sliceTensor(x, start=constant(g, [1, 0]), sizeTensor=constant(g, [1, -1]), squeezeMask=1, name=None), [X],
+    lambda g, x: g.sliceTensor(x, start=constant(g, [1, 0]), sizeTensor=constant(g, [1, -1]), squeezeMask=1, name=None),
+    [X],
     lambda x: x[1],
-)  # fmt: skip
+)
 case(
     "sliceGradientTensor",
     lambda g, d: g.sliceGradientTensor(
-        d, fwdInShapeTensor=constant(g, [3, 5]), start=constant(g, [1, 2]), sizeTensor=constant(g, [2, 3]), squeezeMask=0,
+        d,
+        fwdInShapeTensor=constant(g, [3, 5]),
+        start=constant(g, [1, 2]),
+        sizeTensor=constant(g, [2, 3]),
+        squeezeMask=0,
         name=None,
-    ), [_random(2, 3)], lambda d: TF.pad(d, (2, 0, 1, 0)),
-)  # fmt: skip
+    ),
+    [_random(2, 3)],
+    lambda d: TF.pad(d, (2, 0, 1, 0)),
+)
 case(
     "sliceGradientTensor",
     lambda g, d: g.sliceGradientTensor(
@@ -407,6 +500,7 @@ def _updated(x: Any, u: Any, index: Any) -> Any:
 
 
 for _names in (tuple(_LISTS), ("startsTensor", "endsTensor", "stridesTensor")):
+
     def _ranges(g: Any, names: Sequence[str] = _names) -> dict[str, Any]:
         return dict(_LISTS) if names[0] == "starts" else _as_tensors(g, names)
 
@@ -415,9 +509,11 @@ for _names in (tuple(_LISTS), ("startsTensor", "endsTensor", "stridesTensor")):
         [X, _random(1, 1)], lambda x, u: _updated(x, u, (slice(2, 3), slice(1, 2, 2))),
     )  # fmt: skip
     case(
-        "sliceUpdateDataTensor", lambda g, x, u, r=_ranges: g.sliceUpdateDataTensor(x, update=u, **r(g), **_MASKS, name=None),
-        [X, _random(2)], lambda x, u: _updated(x, u, (2, slice(1, None, 2))),
-    )  # fmt: skip
+        "sliceUpdateDataTensor",
+        lambda g, x, u, r=_ranges: g.sliceUpdateDataTensor(x, update=u, **r(g), **_MASKS, name=None),
+        [X, _random(2)],
+        lambda x, u: _updated(x, u, (2, slice(1, None, 2))),
+    )
 
 # ---- gathering and scattering ----------------------------------------------------------------------------------------
 
@@ -437,6 +533,7 @@ case(
 _ALONG = np.array([[[1, 0, 2, 1]], [[0, 0, 1, 2]]], np.int32)
 _UPDATES = _random(2, 1, 4, seed=5)
 for _kind in ("Axis", "AxisTensor"):
+
     def _along_axis(g: Any, name: str, kind: str = _kind, **labels: Any) -> Any:
         return getattr(g, f"{name}Along{kind}")(1 if kind == "Axis" else constant(g, 1), **labels, name=None)
 
@@ -447,14 +544,20 @@ for _kind in ("Axis", "AxisTensor"):
     for _mode, _torch in (("add", "sum"), ("mul", "prod"), ("max", "amax"), ("min", "amin")):
         case(
             f"scatterAlong{_kind} {_mode}",
-            lambda g, x, u, i, f=_along_axis, m=_mode: f(g, "scatter", data=x, updates=u, indices=i, mode=MPSGraphScatterMode[m]),
-            [X3, _UPDATES, _ALONG], lambda x, u, i, r=_torch: x.scatter_reduce(1, i.long(), u, r),
-        )  # fmt: skip
+            lambda g, x, u, i, f=_along_axis, m=_mode: f(
+                g, "scatter", data=x, updates=u, indices=i, mode=MPSGraphScatterMode[m]
+            ),
+            [X3, _UPDATES, _ALONG],
+            lambda x, u, i, r=_torch: x.scatter_reduce(1, i.long(), u, r),
+        )
     case(
         f"scatterAlong{_kind} set",
-        lambda g, u, i, f=_along_axis: f(g, "scatter", updates=u, indices=i, shape=[2, 3, 4], mode=MPSGraphScatterMode.set),
-        [_UPDATES, _ALONG], lambda u, i: torch.zeros(2, 3, 4, dtype=u.dtype).scatter(1, i.long(), u),
-    )  # fmt: skip
+        lambda g, u, i, f=_along_axis: f(
+            g, "scatter", updates=u, indices=i, shape=[2, 3, 4], mode=MPSGraphScatterMode.set
+        ),
+        [_UPDATES, _ALONG],
+        lambda u, i: torch.zeros(2, 3, 4, dtype=u.dtype).scatter(1, i.long(), u),
+    )
 _ROWS = np.array([2, 0, 2], np.int32)
 _SLICES = _random(2, 3, 4, seed=6)
 case(
@@ -489,9 +592,12 @@ case(
 )  # fmt: skip
 case(
     "scatterNDWithData",
-    lambda g, x, u, i: g.scatterNDWithData(x, updates=u, indices=i, batchDimensions=0, mode=MPSGraphScatterMode.add, name=None),
-    [X, _ND_VALUES, _ND], lambda x, u, i: x.index_put(tuple(i.long().T), u, accumulate=True),
-)  # fmt: skip
+    lambda g, x, u, i: g.scatterNDWithData(
+        x, updates=u, indices=i, batchDimensions=0, mode=MPSGraphScatterMode.add, name=None
+    ),
+    [X, _ND_VALUES, _ND],
+    lambda x, u, i: x.index_put(tuple(i.long().T), u, accumulate=True),
+)
 _CLASSES = np.array([[0, 3], [5, -1]], np.int32)
 
 
@@ -501,12 +607,23 @@ def _one_hot(i: Any, on: float = 1.0, off: float = 0.0, dtype: Any = torch.float
 
 
 for _labels, _options in (
-    ({}, {}), ({"axis": 0}, {"axis": 0}), ({"dataType": MPSDataType.int64}, {"dtype": torch.int64}),
+    ({}, {}),
+    ({"axis": 0}, {"axis": 0}),
+    ({"dataType": MPSDataType.int64}, {"dtype": torch.int64}),
     ({"axis": 1, "dataType": MPSDataType.float64}, {"axis": 1, "dtype": torch.float64}),
-    ({"dataType": MPSDataType.float64, "onValue": 2.5, "offValue": -1.0}, {"on": 2.5, "off": -1.0, "dtype": torch.float64}),
-    ({"axis": -2, "dataType": MPSDataType.int32, "onValue": 7, "offValue": 3}, {"on": 7, "off": 3, "dtype": torch.int32, "axis": 1}),
-):  # fmt: skip
+    (
+        {"dataType": MPSDataType.float64, "onValue": 2.5, "offValue": -1.0},
+        {"on": 2.5, "off": -1.0, "dtype": torch.float64},
+    ),
+    (
+        {"axis": -2, "dataType": MPSDataType.int32, "onValue": 7, "offValue": 3},
+        {"on": 7, "off": 3, "dtype": torch.int32, "axis": 1},
+    ),
+):
     case(
-        "oneHot", lambda g, i, ls=_labels: g.oneHot(withIndicesTensor=i, depth=4, **ls, name=None), [_CLASSES],
-        lambda i, o=_options: _one_hot(i, **o), (),
-    )  # fmt: skip
+        "oneHot",
+        lambda g, i, ls=_labels: g.oneHot(withIndicesTensor=i, depth=4, **ls, name=None),
+        [_CLASSES],
+        lambda i, o=_options: _one_hot(i, **o),
+        (),
+    )

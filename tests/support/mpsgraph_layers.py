@@ -109,12 +109,20 @@ case(
 case(
     "adam",
     lambda g, w, m, v, d, big: g.adam(
-        learningRate=constant(g, [0.1], np.float64), **_betas(g), beta1Power=constant(g, [0.9**3], np.float64),
-        beta2Power=constant(g, [0.99**3], np.float64), values=w, momentum=m, velocity=v, maximumVelocity=big, gradient=d,
+        learningRate=constant(g, [0.1], np.float64),
+        **_betas(g),
+        beta1Power=constant(g, [0.9**3], np.float64),
+        beta2Power=constant(g, [0.99**3], np.float64),
+        values=w,
+        momentum=m,
+        velocity=v,
+        maximumVelocity=big,
+        gradient=d,
         name=None,
-    ), [*_STATE, POSITIVE],
+    ),
+    [*_STATE, POSITIVE],
     lambda w, m, v, d, big: _adam(0.1 * np.sqrt(1 - 0.99**3) / (1 - 0.9**3), w, m, v, d, big),
-)  # fmt: skip
+)
 
 # ---- normalization ---------------------------------------------------------------------------------------------------
 
@@ -214,6 +222,7 @@ for _style in (MPSGraphPaddingStyle.TF_SAME, MPSGraphPaddingStyle.TF_VALID, MPSG
 _OUT = tuple(_explicit(torch.tensor(IMAGES), torch.tensor(FILTERS)).shape)
 _GRADIENT = _random(*_OUT, seed=3)
 for _tensor in (False, True):
+
     def _shape(g: Any, value: Any, tensor: bool = _tensor) -> dict[str, Any]:
         return {"outputShapeTensor": constant(g, value)} if tensor else {"outputShape": value}
 
@@ -221,20 +230,26 @@ for _tensor in (False, True):
         "convolution2DDataGradient",
         lambda g, d, w, s=_shape: g.convolution2DDataGradient(
             d, weights=w, **s(g, [2, 4, 7, 6]), forwardConvolutionDescriptor=_EXPLICIT, name=None
-        ), [_GRADIENT, FILTERS], lambda d, w: torch.func.vjp(lambda x: _explicit(x, w), torch.zeros(2, 4, 7, 6, dtype=d.dtype))[1](d)[0],
-    )  # fmt: skip
+        ),
+        [_GRADIENT, FILTERS],
+        lambda d, w: torch.func.vjp(lambda x: _explicit(x, w), torch.zeros(2, 4, 7, 6, dtype=d.dtype))[1](d)[0],
+    )
     case(
         "convolution2DWeightsGradient",
         lambda g, d, x, s=_shape: g.convolution2DWeightsGradient(
             d, source=x, **s(g, [6, 2, 3, 3]), forwardConvolutionDescriptor=_EXPLICIT, name=None
-        ), [_GRADIENT, IMAGES], lambda d, x: torch.func.vjp(lambda w: _explicit(x, w), torch.zeros(6, 2, 3, 3, dtype=d.dtype))[1](d)[0],
-    )  # fmt: skip
+        ),
+        [_GRADIENT, IMAGES],
+        lambda d, x: torch.func.vjp(lambda w: _explicit(x, w), torch.zeros(6, 2, 3, 3, dtype=d.dtype))[1](d)[0],
+    )
     case(
         "convolutionTranspose2D",
         lambda g, d, w, s=_shape: g.convolutionTranspose2D(
             d, weights=w, **s(g, [2, 4, 7, 6]), descriptor=_EXPLICIT, name=None
-        ), [_GRADIENT, FILTERS], lambda d, w: torch.func.vjp(lambda x: _explicit(x, w), torch.zeros(2, 4, 7, 6, dtype=d.dtype))[1](d)[0],
-    )  # fmt: skip
+        ),
+        [_GRADIENT, FILTERS],
+        lambda d, w: torch.func.vjp(lambda x: _explicit(x, w), torch.zeros(2, 4, 7, 6, dtype=d.dtype))[1](d)[0],
+    )
     case(
         "convolutionTranspose2DDataGradient",
         lambda g, d, w, s=_shape: g.convolutionTranspose2DDataGradient(
@@ -245,8 +260,10 @@ for _tensor in (False, True):
         "convolutionTranspose2DWeightsGradient",
         lambda g, d, x, s=_shape: g.convolutionTranspose2DWeightsGradient(
             d, weights=x, **s(g, [6, 2, 3, 3]), forwardConvolutionDescriptor=_EXPLICIT, name=None
-        ), [IMAGES, _GRADIENT], lambda d, x: torch.func.vjp(lambda w: _explicit(d, w), torch.zeros(6, 2, 3, 3, dtype=d.dtype))[1](x)[0],
-    )  # fmt: skip
+        ),
+        [IMAGES, _GRADIENT],
+        lambda d, x: torch.func.vjp(lambda w: _explicit(d, w), torch.zeros(6, 2, 3, 3, dtype=d.dtype))[1](x)[0],
+    )
 _DEPTHWISE = MPSGraphDepthwiseConvolution2DOpDescriptor(strideInX=2, paddingTop=1, paddingBottom=1)
 
 
@@ -257,21 +274,29 @@ def _depthwise(x: Any, w: Any) -> Any:
 _EACH = _random(2, 4, 3, 3, seed=4)
 case(
     "depthwiseConvolution2D",
-    lambda g, x, w: g.depthwiseConvolution2D(x, weights=w, descriptor=_DEPTHWISE, name=None), [IMAGES, _EACH], _depthwise,
-)  # fmt: skip
+    lambda g, x, w: g.depthwiseConvolution2D(x, weights=w, descriptor=_DEPTHWISE, name=None),
+    [IMAGES, _EACH],
+    _depthwise,
+)
 _DEPTH_GRADIENT = _random(*_depthwise(torch.tensor(IMAGES), torch.tensor(_EACH)).shape, seed=5)
 case(
     "depthwiseConvolution2DDataGradient",
     lambda g, d, w: g.depthwiseConvolution2DDataGradient(
         d, weights=w, outputShape=[2, 4, 7, 6], descriptor=_DEPTHWISE, name=None
-    ), [_DEPTH_GRADIENT, _EACH], lambda d, w: _vjp(lambda x: _depthwise(x, w), d, torch.zeros(2, 4, 7, 6, dtype=d.dtype)), (0,),
-)  # fmt: skip
+    ),
+    [_DEPTH_GRADIENT, _EACH],
+    lambda d, w: _vjp(lambda x: _depthwise(x, w), d, torch.zeros(2, 4, 7, 6, dtype=d.dtype)),
+    (0,),
+)
 case(
     "depthwiseConvolution2DWeightsGradient",
     lambda g, d, x: g.depthwiseConvolution2DWeightsGradient(
         d, source=x, outputShape=[2, 4, 3, 3], descriptor=_DEPTHWISE, name=None
-    ), [_DEPTH_GRADIENT, IMAGES], lambda d, x: _vjp(lambda w: _depthwise(x, w), d, torch.zeros(2, 4, 3, 3, dtype=d.dtype)), (0,),
-)  # fmt: skip
+    ),
+    [_DEPTH_GRADIENT, IMAGES],
+    lambda d, x: _vjp(lambda w: _depthwise(x, w), d, torch.zeros(2, 4, 3, 3, dtype=d.dtype)),
+    (0,),
+)
 
 # ---- pooling ---------------------------------------------------------------------------------------------------------
 
@@ -295,12 +320,20 @@ case(
 case(
     "maxPooling2D same",
     lambda g, x: g.maxPooling2D(
-        withSourceTensor=x, descriptor=MPSGraphPooling2DOpDescriptor(
-            kernelWidth=2, kernelHeight=2, strideInX=2, strideInY=2, paddingStyle=MPSGraphPaddingStyle.TF_SAME, dataLayout=NHWC
-        ), name=None,
-    ), [_random(2, 7, 5, 3)],
+        withSourceTensor=x,
+        descriptor=MPSGraphPooling2DOpDescriptor(
+            kernelWidth=2,
+            kernelHeight=2,
+            strideInX=2,
+            strideInY=2,
+            paddingStyle=MPSGraphPaddingStyle.TF_SAME,
+            dataLayout=NHWC,
+        ),
+        name=None,
+    ),
+    [_random(2, 7, 5, 3)],
     lambda x: TF.max_pool2d(_same(x.permute(0, 3, 1, 2), 2, 2, value=-np.inf), 2).permute(0, 2, 3, 1),
-)  # fmt: skip
+)
 case(
     "maxPooling2DGradient",
     lambda g, d, x: g.maxPooling2DGradient(withGradientTensor=d, sourceTensor=x, descriptor=_PADDED, name=None),
@@ -314,12 +347,21 @@ for _count in (False, True):
         ones = TF.avg_pool2d(TF.pad(torch.ones_like(x), (1, 1), value=float(count)), (2, 3), 2) * 6
         return sums / ones
 
-    case("avgPooling2D", lambda g, x, d=_average: g.avgPooling2D(withSourceTensor=x, descriptor=d, name=None), [IMAGES], _mean)
+    case(
+        "avgPooling2D",
+        lambda g, x, d=_average: g.avgPooling2D(withSourceTensor=x, descriptor=d, name=None),
+        [IMAGES],
+        _mean,
+    )
     case(
         "avgPooling2DGradient",
-        lambda g, d, x, a=_average: g.avgPooling2DGradient(withGradientTensor=d, sourceTensor=x, descriptor=a, name=None),
-        [_random(2, 4, 3, 3), IMAGES], lambda d, x, f=_mean: _vjp(f, d, x), (0,),
-    )  # fmt: skip
+        lambda g, d, x, a=_average: g.avgPooling2DGradient(
+            withGradientTensor=d, sourceTensor=x, descriptor=a, name=None
+        ),
+        [_random(2, 4, 3, 3), IMAGES],
+        lambda d, x, f=_mean: _vjp(f, d, x),
+        (0,),
+    )
 _POOL4 = MPSGraphPooling4DOpDescriptor(kernelSizes=[1, 2, 1, 3], strides=[1, 2, 1, 2])  # channels and columns
 
 
@@ -336,7 +378,7 @@ for _name, _function in (
     case(
         f"{_method}Gradient",
         lambda g, d, x, n=f"{_method}Gradient": getattr(g, n)(d, source=x, descriptor=_POOL4, name=None),
-        [_random(2, 2, 7, 2), IMAGES], lambda d, x, f=_over(_function): _vjp(f, d, x),
+        [_random(2, 2, 7, 2), IMAGES], lambda d, x, f=_function: _vjp(_over(f), d, x),
         () if _name == "L2Norm" else (0,),  # the engine has no derivative of that gradient
     )  # fmt: skip
 _PLANES = _pool(returnIndicesMode=MPSGraphPoolingReturnIndicesMode.globalFlatten2D)
@@ -362,15 +404,21 @@ def _plane_indices(x: Any) -> tuple[Any, Any]:
 _D_PLANES, _D_LAST = _random(2, 4, 3, 2), _random(2, 3, 2, 4)
 for _rank, _descriptor in (
     ("2D", _PLANES),
-    ("4D", MPSGraphPooling4DOpDescriptor(
-        kernelSizes=[1, 1, 2, 3], strides=[1, 1, 2, 2], returnIndicesMode=MPSGraphPoolingReturnIndicesMode.globalFlatten2D
-    )),
-):  # fmt: skip
+    (
+        "4D",
+        MPSGraphPooling4DOpDescriptor(
+            kernelSizes=[1, 1, 2, 3],
+            strides=[1, 1, 2, 2],
+            returnIndicesMode=MPSGraphPoolingReturnIndicesMode.globalFlatten2D,
+        ),
+    ),
+):
     case(
         f"maxPooling{_rank}ReturnIndices",
-        lambda g, x, r=_rank, d=_descriptor: getattr(g, f"maxPooling{r}ReturnIndices")(x, descriptor=d, name=None), [IMAGES],
+        lambda g, x, r=_rank, d=_descriptor: getattr(g, f"maxPooling{r}ReturnIndices")(x, descriptor=d, name=None),
+        [IMAGES],
         _plane_indices,
-    )  # fmt: skip
+    )
     for _label in ("outputShape", "outputShapeTensor"):
         case(
             f"maxPooling{_rank}Gradient",
@@ -381,9 +429,11 @@ for _rank, _descriptor in (
             lambda d, i: _vjp(lambda x: TF.max_pool2d(x, (2, 3), 2), d, torch.tensor(IMAGES)), (0,),
         )  # fmt: skip
 case(
-    "maxPooling2DReturnIndices whole", lambda g, x: g.maxPooling2DReturnIndices(x, descriptor=_WHOLE, name=None), [_LAST],
+    "maxPooling2DReturnIndices whole",
+    lambda g, x: g.maxPooling2DReturnIndices(x, descriptor=_WHOLE, name=None),
+    [_LAST],
     _whole_indices,
-)  # fmt: skip
+)
 case(
     "maxPooling2DGradient whole",
     lambda g, d, i: g.maxPooling2DGradient(

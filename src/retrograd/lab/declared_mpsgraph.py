@@ -24,7 +24,7 @@ def stub() -> str:
         "from typing import overload", "",
     ]  # fmt: skip
     modules: dict[str, list[str]] = {}
-    for name in mpsgraph.__all__:
+    for name in vars(mpsgraph)["__all__"]:
         module = getattr(mpsgraph, name).__module__
         home = "..mps" if module.startswith("retrograd.mps.") else "." + module.rpartition(".")[2]
         modules.setdefault(home, []).append(f"{name} as {'_' * (name == 'MPSGraph')}{name}")
@@ -43,7 +43,9 @@ def stub() -> str:
 
 def _parameters(row: Row) -> str:
     positional = [f"{p.name}: {p.type}" for p in row.parameters if p.label == "_"]
-    rest = [f"{p.keyword}: {p.type}{'' if p.default is REQUIRED else ' = ...'}" for p in row.parameters if p.label != "_"]
+    rest = [
+        f"{p.keyword}: {p.type}{'' if p.default is REQUIRED else ' = ...'}" for p in row.parameters if p.label != "_"
+    ]
     return ", ".join(["self", *positional, "/", "*", *rest] if rest else ["self", *positional, "/"])
 
 
@@ -60,7 +62,9 @@ def reference() -> str:
         cells = []
         for (_, doc), same in named.items():
             swift = list(dict.fromkeys(row.spelled for row in same))
-            cells.append([_code(swift), _code([row.selector for row in same]), doc.replace("|", "\\|").replace("``", "`")])
+            cells.append(
+                [_code(swift), _code([row.selector for row in same]), doc.replace("|", "\\|").replace("``", "`")]
+            )
         parts += [f"### {title}", "", table(["Swift", "selector", "result"], cells, "---"), ""]
     reasons: dict[str, list[str]] = {}
     for name, reason in LEFT_OUT.items():

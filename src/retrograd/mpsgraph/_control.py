@@ -233,7 +233,10 @@ class MPSGraph(Running):
         for dtype in dtypes:
             if dtype is None:
                 raise ValueError(f"{what}: the data type of an argument is not known")
-        arguments = [scope.recording.placeholder(s, d, f"argument {i}") for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
+        arguments = [
+            scope.recording.placeholder(s, d, f"argument {i}")
+            for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))
+        ]
         self._scopes.append(scope)
         try:
             found = _as_list(what, block(*(self._tensor(a) for a in arguments)))

@@ -63,9 +63,7 @@ class MPSNDArray(MPSGraphObject):
         if dtype is not None and dtype != self._array.dtype:
             raise TypeError(f"MPSNDArray.{function}: buffer has dtype {dtype}, the array {self._array.dtype}")
         if memory.nbytes < self._array.nbytes:
-            raise ValueError(
-                f"MPSNDArray.{function}: buffer has {memory.nbytes} bytes, the array {self._array.nbytes}"
-            )
+            raise ValueError(f"MPSNDArray.{function}: buffer has {memory.nbytes} bytes, the array {self._array.nbytes}")
         return memory
 
     def __repr__(self) -> str:
@@ -96,7 +94,9 @@ class MPSGraphTensorData(MPSGraphObject):
     ) -> None:
         name = "MPSGraphTensorData"
         if (source is None) == (data is None):
-            raise TypeError(f"{name}: needs an MTLBuffer, MPSMatrix, MPSVector, MPSNDArray or array; or device and data")
+            raise TypeError(
+                f"{name}: needs an MTLBuffer, MPSMatrix, MPSVector, MPSNDArray or array; or device and data"
+            )
         if device is not None and not isinstance(device, MPSGraphDevice):
             raise TypeError(f"{name}: device must be an MPSGraphDevice, not {type(device).__name__}")
         if (data is not None or isinstance(source, MTLBuffer)) and (shape is None or dataType is None):
@@ -196,7 +196,8 @@ def _of_bytes(
     exact = not isinstance(source, MTLBuffer)
     if memory.nbytes < needed or (exact and memory.nbytes != needed):
         raise ValueError(f"{name}: {memory.nbytes} bytes are given, but shape {list(extents)} needs {needed}")
-    return np.ndarray(extents, dtype, memory, 0, strides)
+    array: Array = np.ndarray(extents, dtype, memory, 0, strides)
+    return array
 
 
 def _strides(shape: tuple[int, ...], size: int, row: int) -> tuple[int, ...]:
@@ -222,9 +223,7 @@ def _of_elements(name: str, source: MPSMatrix | MPSVector, rank: int | None) -> 
 class MPSCommandBuffer(MPSGraphObject):
     """A command buffer for graphs: ``MPSCommandBuffer(commandBuffer=buffer)`` or ``MPSCommandBuffer(from_=queue)``."""
 
-    def __init__(
-        self, *, commandBuffer: MTLCommandBuffer | None = None, from_: MTLCommandQueue | None = None
-    ) -> None:
+    def __init__(self, *, commandBuffer: MTLCommandBuffer | None = None, from_: MTLCommandQueue | None = None) -> None:
         if (commandBuffer is None) == (from_ is None):
             raise TypeError("MPSCommandBuffer: needs commandBuffer or from_, and not both")
         if from_ is not None and not isinstance(from_, MTLCommandQueue):

@@ -5,9 +5,10 @@ A row is written as
     row("softMax(with:axis:name:)", "softMaxWithTensor:axis:name:", "tensor axis:axis", graph.softmax)
 
 Swift's labels, the selector's parts and the parameters are in the same order. A parameter is ``name:kind=default``;
-without a kind it is a tensor, ``name?`` may be None, and of kind ``axis~`` it is a tensor that has the axis as its value,
-which must be a constant or follow from shapes. `name`, the last argument of every operation, is not repeated. The
-function gets the tensors by position and the other parameters by name, and is one of retrograd.graph, or of tensors.
+without a kind it is a tensor, ``name?`` may be None, and of kind ``axis~`` it is a tensor that has the axis as its
+value, which must be a constant or follow from shapes. `name`, the last argument of every operation, is not repeated.
+The function gets the tensors by position and the other parameters by name, and is one of retrograd.graph, or of
+tensors.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..graph.recording import UnknownValue
+from ..mps._types import as_bool
 from . import _types as T
 
-_DESCRIPTORS: Final = {
+_DESCRIPTORS: Final[dict[str, type[T.Descriptor]]] = {
     "conv": T.MPSGraphConvolution2DOpDescriptor,
     "depthwise": T.MPSGraphDepthwiseConvolution2DOpDescriptor,
     "pool": T.MPSGraphPooling2DOpDescriptor,
@@ -33,7 +35,7 @@ _DESCRIPTORS: Final = {
 }
 
 
-def _descriptor(kind: type) -> Callable[[str, Any], Any]:
+def _descriptor(kind: type[T.Descriptor]) -> Callable[[str, Any], Any]:
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, kind):
             raise TypeError(f"{name} must be an {kind.__name__}, not {type(value).__name__}")
@@ -51,7 +53,7 @@ KINDS: Final[dict[str, tuple[Callable[[str, Any], Any], str]]] = {
     "shape": (T.as_shape, "Sequence[int]"),
     "float": (T.as_number, "float"),
     "rate": (T.as_number, "float | MPSGraphTensor"),
-    "bool": (T.as_bool, "bool"),
+    "bool": (as_bool, "bool"),
     "dtype": (T.as_dtype, "int"),
     "padding": (T.as_enum(T.MPSGraphPaddingMode), "int"),
     "scatter": (T.as_enum(T.MPSGraphScatterMode), "int"),
@@ -92,7 +94,7 @@ class Row(NamedTuple):
     selector: str
     parameters: tuple[Parameter, ...]
     function: Callable[..., Any]
-    count: int | Callable[[dict[str, Any], list[Any]], int] | None  # of results; None: a single tensor, not a list
+    results: int | Callable[[dict[str, Any], list[Any]], int] | None  # their number; None: a single tensor, not a list
     selector_only: bool
 
     @property
@@ -117,7 +119,7 @@ class Row(NamedTuple):
 
     @property
     def returns(self) -> str:
-        return "MPSGraphTensor" if self.count is None else "list[MPSGraphTensor]"
+        return "MPSGraphTensor" if self.results is None else "list[MPSGraphTensor]"
 
     @property
     def doc(self) -> str:
@@ -212,9 +214,9 @@ def call_row(graph: Any, one: Row, values: Sequence[Any]) -> Any:
         operands += values_read
     if getattr(function, "stateful", False):
         options["counter"] = graph._counter()
-    count = one.count(options, operands) if callable(one.count) else one.count or 1
+    count = one.results(options, operands) if callable(one.results) else one.results or 1
     found = graph._call(function, operands, options, one.swift, count, name)
-    return found[0] if one.count is None else found
+    return found[0] if one.results is None else found
 
 
 def _reading(function: Callable[..., Any], options: Sequence[tuple[str, str]]) -> Callable[..., Any]:

@@ -352,7 +352,7 @@ def slice_update(
     if update.shape != expected:
         raise ValueError(f"the update has shape {update.shape}, but the slice has shape {expected}")
     block = G.reshape(update, whole)
-    return G.slice_update(data, block, *([getattr(p, end) for p in parts] for end in ("start", "stop")), list(strides))
+    return G.slice_update(data, block, [p.start for p in parts], [p.stop for p in parts], list(strides))
 
 
 # ---- padding ---------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def pad(
     """x with elements around it: of a value, or taken from x by the mode."""
     if not len(leftPadding) == len(rightPadding) == x.ndim:
         raise ValueError(
-            f"leftPadding is {list(leftPadding)} and rightPadding {list(rightPadding)}, but the tensor has shape {x.shape}"
+            f"leftPadding is {list(leftPadding)}, rightPadding {list(rightPadding)}, but the tensor has shape {x.shape}"
         )
     if mode not in _PADDING:
         raise NotImplementedError(f"the padding mode {mode.name} is not supported; Apple's library refuses it too")
@@ -651,9 +651,7 @@ def _largest(dtype: np.dtype[Any], sign: int) -> float:
     return np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
 
 
-def scatter(
-    updates: Tensor, indices: Tensor, *, shape: Sequence[int], axis: int, mode: MPSGraphScatterMode
-) -> Tensor:
+def scatter(updates: Tensor, indices: Tensor, *, shape: Sequence[int], axis: int, mode: MPSGraphScatterMode) -> Tensor:
     """Slices put at the indices of an axis of a new tensor; what none reaches is the mode's neutral element."""
     return scatter_data(_fresh(shape, updates, mode), updates, indices, axis=axis, mode=mode)
 

@@ -26,7 +26,7 @@ class MPSGraphTensor(MPSGraphObject):
 
     __slots__ = ("_graph", "_symbol")
 
-    def __init__(self, graph: MPSGraph, symbol: Symbol) -> None:
+    def __init__(self, graph: GraphBase, symbol: Symbol) -> None:
         self._graph = graph
         self._symbol = symbol
 
@@ -53,7 +53,7 @@ class MPSGraphOperation(MPSGraphObject):
 
     __slots__ = ("_call", "_graph")
 
-    def __init__(self, graph: MPSGraph, call: Call) -> None:
+    def __init__(self, graph: GraphBase, call: Call) -> None:
         self._graph = graph
         self._call = call
 
@@ -70,7 +70,7 @@ class MPSGraphOperation(MPSGraphObject):
         return [self._graph._operation(call) for call in self._call.after]
 
     @property
-    def graph(self) -> MPSGraph:
+    def graph(self) -> GraphBase:
         return self._graph
 
     @property
@@ -141,14 +141,14 @@ class GraphBase(MPSGraphObject):
     def _tensor(self, symbol: Symbol) -> MPSGraphTensor:
         found = self._tensors.get(id(symbol))
         if found is None:
-            found = self._tensors[id(symbol)] = self._tensor_type(self, symbol)  # type: ignore[arg-type]
+            found = self._tensors[id(symbol)] = self._tensor_type(self, symbol)
         return found
 
     def _operation(self, call: Call) -> MPSGraphOperation:
         found = self._operations.get(id(call))
         if found is None:
             kind = self._variable_type if call.kind == "variable" else self._operation_type
-            found = self._operations[id(call)] = kind(self, call)  # type: ignore[arg-type]
+            found = self._operations[id(call)] = kind(self, call)
         return found
 
     @staticmethod
@@ -232,9 +232,7 @@ class Building(GraphBase):
         dtype = as_dtype(f"{where}: dataType", dataType)
         return self._tensor(self._recording.placeholder(sizes, dtype, name))
 
-    def constant(
-        self, value: Any, /, *, dataType: int, shape: Sequence[int] | None = None
-    ) -> MPSGraphTensor:
+    def constant(self, value: Any, /, *, dataType: int, shape: Sequence[int] | None = None) -> MPSGraphTensor:
         """A tensor that is always the same: a number, in the given shape or in [1]; or data (bytes, or an array)."""
         where = "MPSGraph.constant"
         dtype = as_dtype(f"{where}: dataType", dataType)
@@ -250,9 +248,7 @@ class Building(GraphBase):
             array = _elements(where, value, shape, dtype)
         return self._tensor(self._recording.constant(array))
 
-    def variable(
-        self, *, with_: Any, shape: Sequence[int], dataType: int, name: str | None = None
-    ) -> MPSGraphTensor:
+    def variable(self, *, with_: Any, shape: Sequence[int], dataType: int, name: str | None = None) -> MPSGraphTensor:
         """A tensor that keeps its value from run to run, and can be assigned another one."""
         where = "MPSGraph.variable"
         self._outermost(where)

@@ -134,7 +134,7 @@ def transposed_weights_gradient(
 
 
 def _depthwise(x: Tensor, weights: Tensor, descriptor: Any) -> Tensor:
-    """Filters [multiplier, C, kh, kw] in the layout OIHW; channel c has the results c * multiplier to below the next."""
+    """Filters [multiplier, C, kh, kw] in the layout OIHW; channel c has the results from c * multiplier on."""
     filters = _filters(descriptor, weights)
     options = _windows(descriptor, x.shape, (filters.shape[2], filters.shape[3]))
     channels = x.shape[3 if options["channels_last"] else 1]
@@ -204,7 +204,7 @@ def _pool(descriptor: Any, shape: Sequence[int]) -> _Pool:
         "stride": tuple(d._strides[i] for i in spatial), "padding": padding,
         "dilation": tuple(d._dilationRates[i] for i in spatial), "channels_last": False, **ceil,
     }  # fmt: skip
-    return _Pool(order, tuple(d._kernelSizes[i] for i in spatial), options, d._includeZeroPadToAverage)  # type: ignore[arg-type]
+    return _Pool(order, tuple(d._kernelSizes[i] for i in spatial), options, d._includeZeroPadToAverage)
 
 
 def _back(order: tuple[int, ...]) -> tuple[int, ...]:
@@ -274,14 +274,16 @@ def max_pool_indices(x: Tensor, *, descriptor: Any) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("globalFlatten2D needs windows over the last two axes")
     y, places = G.max_pool_indices(G.transpose(x, pool.order), pool.kernel, **pool.options)
     if mode == _Indices.globalFlatten4D:
-        places = G.take(_flat_positions(x.shape, pool), G.add(G.cast(places, np.int64), _plane_starts(y.shape, pool, x)))
+        places = G.take(
+            _flat_positions(x.shape, pool), G.add(G.cast(places, np.int64), _plane_starts(y.shape, pool, x))
+        )
     dtype = np.int64 if descriptor._returnIndicesDataType == MPSDataType.int64 else np.int32
     return G.transpose(y, _back(pool.order)), G.cast(G.transpose(places, _back(pool.order)), dtype)
 
 
 def _flat_positions(shape: tuple[int, ...], pool: _Pool) -> np.ndarray[Any, Any]:
-    """The position in the tensor of each element, in the order of (planes, rows, columns) in which the engine counts."""
-    positions = np.arange(math.prod(shape)).reshape(shape).transpose(pool.order)
+    """The position in the tensor of each element, in the engine's order of planes, rows and columns."""
+    positions: np.ndarray[Any, Any] = np.arange(math.prod(shape)).reshape(shape).transpose(pool.order)
     if pool.options["channels_last"]:
         positions = positions.transpose(0, 3, 1, 2)
     return positions.reshape(-1)

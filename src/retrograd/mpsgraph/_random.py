@@ -43,9 +43,7 @@ def random(
 random.stateful = True  # type: ignore[attr-defined]
 
 
-def random_seed(
-    *, shape: Sequence[int], seed: int, descriptor: MPSGraphRandomOpDescriptor | None = None
-) -> Tensor:
+def random_seed(*, shape: Sequence[int], seed: int, descriptor: MPSGraphRandomOpDescriptor | None = None) -> Tensor:
     """Random elements that the seed determines: the same in every run."""
     return _draw(shape, descriptor, G.constant(np.asarray(_signed(seed, 64), np.int64)))
 

@@ -179,7 +179,9 @@ class _Layer:
             given = G.flip(given, 0)
         if not self.both or given.shape[-1:] != (2 * self.units,):
             return given
-        parts = [G.expand_dims(p, tuple(range(4 - p.ndim))) if p.ndim < 4 else p for p in G.split(given, 2, given.ndim - 1)]
+        parts = [
+            G.expand_dims(p, tuple(range(4 - p.ndim))) if p.ndim < 4 else p for p in G.split(given, 2, given.ndim - 1)
+        ]
         return G.stack(parts, 0)
 
     def run(self) -> Any:
@@ -281,7 +283,10 @@ class _Layer:
         node = self.run().y.node
         if dy.shape != node.results[0].shape:
             raise ValueError(f"sourceGradient has shape {dy.shape}, expected {node.results[0].shape}")
-        last = [None if t is None else self.states(self._last(n, t)) for n, t in (("stateGradient", dh), ("cellGradient", dc))]
+        last = [
+            None if t is None else self.states(self._last(n, t))
+            for n, t in (("stateGradient", dh), ("cellGradient", dc))
+        ]
         count = len(self.cell.weights._fields)  # type: ignore[attr-defined]
         first = len(node.inputs) - count * self.directions
         needed = [t is not None for t in node.inputs]

@@ -7,7 +7,7 @@ programs of their own, which are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from ._data import MPSCommandBuffer, MPSGraphTensorData, buffer_of, wrapped
 from ._graph import Building, MPSGraphOperation, MPSGraphTensor
 from ._types import (
     DATA_TYPES,
+    Descriptor,
     MPSGraphCompilationDescriptor,
     MPSGraphDevice,
     MPSGraphExecutableExecutionDescriptor,
@@ -29,6 +30,7 @@ from ._types import (
     MPSGraphShapedType,
 )
 
+_MOST_PROGRAMS: Final = 32  # of other shapes, that a plan keeps
 Feeds = Mapping[MPSGraphTensor, MPSGraphTensorData]
 Results = dict[MPSGraphTensor, MPSGraphTensorData]
 
@@ -65,12 +67,15 @@ class Plan:
         for symbol in self.symbols:
             if placeholder in recording.placeholders([symbol]):
                 return repr(symbol)
-        return next(c.described for c in self.calls if placeholder in recording.placeholders([], [c]))
+        found: str = next(c.described for c in self.calls if placeholder in recording.placeholders([], [c]))
+        return found
 
     def of(self, specs: tuple[Spec, ...]) -> Program:
         """The program for feeds of these specs."""
         found = self.programs.get(specs)
         if found is None:
+            if len(self.programs) >= _MOST_PROGRAMS:
+                self.programs.pop(next(iter(self.programs)))
             feeds = {t._symbol: spec for t, spec in zip(self.needed, specs, strict=True)}
             found = self.programs[specs] = self.graph._recording.program(feeds, self.symbols, self.calls)
         self.program = found
@@ -90,7 +95,7 @@ class Plan:
 
 
 def _of_graph(graph: Running, where: str, name: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or not isinstance(value, (MPSGraphTensor, MPSGraphOperation)):
         raise TypeError(f"{where}: {name} has {type(value).__name__}, must be {kind.__name__}")
     if value._graph is not graph:
         raise ValueError(f"{where}: {name} has {value!r}, which belongs to another graph")
@@ -118,7 +123,7 @@ def _check_queue(where: str, queue: Any) -> None:
         raise TypeError(f"{where}: with_ must be an MTLCommandQueue, not {type(queue).__name__}")
 
 
-def _check_descriptor(where: str, descriptor: Any, kind: type) -> Any:
+def _check_descriptor(where: str, descriptor: Any, kind: type[Descriptor]) -> Any:
     if descriptor is not None and not isinstance(descriptor, kind):
         raise TypeError(f"{where}: executionDescriptor must be an {kind.__name__}, not {type(descriptor).__name__}")
     return None if descriptor is None else descriptor.copy()
@@ -135,9 +140,7 @@ def _check_target(where: str, name: object, data: Any, spec: Spec) -> None:
         raise ValueError(f"{where}: {data!r} is given for the result of {name!r}, but its memory is read-only")
 
 
-def submit(
-    buffer: MTLCommandBuffer, work: Callable[[], None], results: Any, descriptor: Any
-) -> None:
+def submit(buffer: MTLCommandBuffer, work: Callable[[], None], results: Any, descriptor: Any) -> None:
     """Add work to a command buffer, and after it the descriptor's handlers."""
     MTLCommandBuffer._check_open(buffer, "encode")
     buffer._work.append(work)
@@ -273,7 +276,7 @@ class Running(Building):
         if results is not None and not isinstance(results, dict):
             raise TypeError(f"{where}: resultsDictionary must be a dict, not {type(results).__name__}")
         chosen = targets if results is None else list(results)
-        plan = self._plan(where, feeds, chosen or (), operations or ())  # type: ignore[arg-type]
+        plan = self._plan(where, feeds, chosen or (), operations or ())
         arrays = tuple(_array(where, tensor, feeds[tensor]) for tensor in plan.needed)
         program = plan.of(tuple(Spec(a.shape, a.dtype) for a in arrays))
         if results is None:
@@ -356,9 +359,7 @@ def _finish(buffer: MTLCommandBuffer) -> None:
 class MPSGraphExecutable(MPSGraphObject):
     """A compiled graph: a list of inputs, in the order of `feedTensors`, and of results, of `targetTensors`."""
 
-    def __init__(
-        self, graph: Running, plan: Plan, feeds: Mapping[MPSGraphTensor, MPSGraphShapedType]
-    ) -> None:
+    def __init__(self, graph: Running, plan: Plan, feeds: Mapping[MPSGraphTensor, MPSGraphShapedType]) -> None:
         if not isinstance(graph, Running):
             raise NotImplementedError(
                 "MPSGraphExecutable: packages cannot be read, their format is private; use MPSGraph.compile"
@@ -431,14 +432,13 @@ class MPSGraphExecutable(MPSGraphObject):
         """Run, after what was committed to the queue, and return the results, or write them to `results`."""
         where = "MPSGraphExecutable.run"
         direct = with_ is None or (isinstance(with_, MTLCommandQueue) and not with_._executor.pending)
-        if direct and results is None and executionDescriptor is None:
-            if len(inputs) == len(self._feeds):
-                try:
-                    arrays = tuple([inputs[i]._array for i in self._positions])
-                except AttributeError:
-                    arrays = self._arrays(where, inputs)
-                kind = self._graph._data_type
-                return [wrapped(array, kind) for array in self._plan.run(arrays)]
+        if direct and results is None and executionDescriptor is None and len(inputs) == len(self._feeds):
+            try:
+                arrays = tuple([inputs[i]._array for i in self._positions])
+            except AttributeError:
+                arrays = self._arrays(where, inputs)
+            kind = self._graph._data_type
+            return [wrapped(array, kind) for array in self._plan.run(arrays)]
         _check_queue(where, with_)
         descriptor = _check_descriptor(where, executionDescriptor, MPSGraphExecutableExecutionDescriptor)
         buffer = _buffer(with_)

@@ -12,6 +12,10 @@ from . import _random as R
 from . import _recurrent as N
 from ._declare import group, row
 
+name: str
+function: Callable[..., Any]
+gradient: Callable[..., Any]
+
 # ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 group("arithmetic, one operand")
@@ -76,13 +80,20 @@ for name, function in {"ArgMaximum": F.arg_maximum, "ArgMinimum": F.arg_minimum}
     row(f"reduction{name}(with:axis:name:)", f"reduction{name}WithTensor:axis:name:", "tensor axis:axis", function)
 row("mean(of:axes:name:)", "meanOfTensor:axes:name:", "tensor axes:axes", F.mean)
 row("variance(of:axes:name:)", "varianceOfTensor:axes:name:", "tensor axes:axes", F.variance)
-row("variance(of:mean:axes:name:)", "varianceOfTensor:meanTensor:axes:name:", "tensor mean axes:axes", F.variance_around)
+row(
+    "variance(of:mean:axes:name:)", "varianceOfTensor:meanTensor:axes:name:", "tensor mean axes:axes", F.variance_around
+)
 for name, function in {
     "Sum": F.cumulative(G.cumsum), "Product": F.cumulative(G.cumprod), "Maximum": F.cumulative(G.cummax),
     "Minimum": F.cumulative(G.cummin),
 }.items():  # fmt: skip
     for label, kind in (("axis", "axis:axis"), ("axisTensor", "axis:axis~")):
-        row(f"cumulative{name}(_:{label}:name:)", f"cumulative{name}WithTensor:{label}:name:", f"tensor {kind}", function)
+        row(
+            f"cumulative{name}(_:{label}:name:)",
+            f"cumulative{name}WithTensor:{label}:name:",
+            f"tensor {kind}",
+            function,
+        )
         row(
             f"cumulative{name}(_:{label}:exclusive:reverse:name:)",
             f"cumulative{name}WithTensor:{label}:exclusive:reverse:name:",
@@ -147,7 +158,9 @@ row("bandPart(_:numLowerTensor:numUpperTensor:name:)", "bandPartWithTensor:numLo
 group("joining and slicing")
 row("concatTensor(_:with:dimension:name:)", "concatTensor:withTensor:dimension:name:", "tensor other dimension:axis",
     F.concatenate)  # fmt: skip
-row("concatTensors(_:dimension:name:)", "concatTensors:dimension:name:", "tensors:tensors dimension:axis", F.concatenate)
+row(
+    "concatTensors(_:dimension:name:)", "concatTensors:dimension:name:", "tensors:tensors dimension:axis", F.concatenate
+)
 row("concatTensors(_:dimension:interleave:name:)", "concatTensors:dimension:interleave:name:",
     "tensors:tensors dimension:axis interleave:bool", F.concatenate)  # fmt: skip
 row("stack(_:axis:name:)", "stackTensors:axis:name:", "tensors:tensors axis:axis", F.stack)
@@ -159,8 +172,13 @@ def _sizes(options: dict[str, Any], operands: object) -> int:
 
 row("split(_:splitSizes:axis:name:)", "splitTensor:splitSizes:axis:name:", "tensor splitSizes:ints axis:axis",
     F.split_sizes, count=_sizes)  # fmt: skip
-row("split(_:splitSizesTensor:axis:name:)", "splitTensor:splitSizesTensor:axis:name:",
-    "tensor splitSizes:ints~ axis:axis", F.split_sizes, count=lambda options, operands: operands[-1].shape[0])  # fmt: skip
+row(
+    "split(_:splitSizesTensor:axis:name:)",
+    "splitTensor:splitSizesTensor:axis:name:",
+    "tensor splitSizes:ints~ axis:axis",
+    F.split_sizes,
+    count=lambda options, operands: operands[-1].shape[0],
+)
 row("split(_:numSplits:axis:name:)", "splitTensor:numSplits:axis:name:", "tensor numSplits:int axis:axis",
     F.split_count, count=lambda options, operands: options["numSplits"])  # fmt: skip
 row("tileTensor(_:withMultiplier:name:)", "tileTensor:withMultiplier:name:", "tensor multiplier:ints", F.tile)
@@ -198,8 +216,12 @@ row(f"sliceGradientTensor(_:{_FORWARD}start:sizeTensor:squeezeMask:name:)",
     f"sliceGradientTensor:{_FORWARD}startTensor:sizeTensor:squeezeMask:name:",
     "gradient shape:shape~ start:ints~ size:ints~ squeezeMask:int", F.slice_sizes_gradient)  # fmt: skip
 for masks, masked in (("", ""), (_MASKS, _MASKED)):
-    row(f"sliceUpdateDataTensor(_:update:{_LISTS}{masks}name:)", f"sliceUpdateDataTensor:updateTensor:{_LISTS}{masks}name:",
-        f"data update {_LISTED} {masked}", F.slice_update)  # fmt: skip
+    row(
+        f"sliceUpdateDataTensor(_:update:{_LISTS}{masks}name:)",
+        f"sliceUpdateDataTensor:updateTensor:{_LISTS}{masks}name:",
+        f"data update {_LISTED} {masked}",
+        F.slice_update,
+    )
     row(f"sliceUpdateDataTensor(_:update:startsTensor:endsTensor:stridesTensor:{masks}name:)",
         f"sliceUpdateDataTensor:updateTensor:startsTensor:endsTensor:stridesTensor:{masks}name:",
         f"data update {_TENSORS} {masked}", F.slice_update)  # fmt: skip
@@ -312,10 +334,10 @@ group("convolution")
 row("convolution2D(_:weights:descriptor:name:)", "convolution2DWithSourceTensor:weightsTensor:descriptor:name:",
     "source weights descriptor:conv", I.convolution)  # fmt: skip
 for shape, kind in (("outputShape", "outputShape:shape"), ("outputShapeTensor", "outputShape:shape~")):
-    gradient = f"WithIncomingGradientTensor:weightsTensor:{shape}:forwardConvolutionDescriptor:name:"
+    of_data = f"WithIncomingGradientTensor:weightsTensor:{shape}:forwardConvolutionDescriptor:name:"
     of_weights = f"WithIncomingGradientTensor:sourceTensor:{shape}:forwardConvolutionDescriptor:name:"
     row(f"convolution2DDataGradient(_:weights:{shape}:forwardConvolutionDescriptor:name:)",
-        f"convolution2DDataGradient{gradient}", f"gradient weights {kind} descriptor:conv",
+        f"convolution2DDataGradient{of_data}", f"gradient weights {kind} descriptor:conv",
         I.convolution_data_gradient)  # fmt: skip
     row(f"convolution2DWeightsGradient(_:source:{shape}:forwardConvolutionDescriptor:name:)",
         f"convolution2DWeightsGradient{of_weights}", f"gradient source {kind} descriptor:conv",
@@ -324,7 +346,7 @@ for shape, kind in (("outputShape", "outputShape:shape"), ("outputShapeTensor", 
         f"convolutionTranspose2DWithSourceTensor:weightsTensor:{shape}:descriptor:name:",
         f"source weights {kind} descriptor:conv", I.transposed_convolution)  # fmt: skip
     row(f"convolutionTranspose2DDataGradient(_:weights:{shape}:forwardConvolutionDescriptor:name:)",
-        f"convolutionTranspose2DDataGradient{gradient}", f"gradient weights {kind} descriptor:conv",
+        f"convolutionTranspose2DDataGradient{of_data}", f"gradient weights {kind} descriptor:conv",
         I.transposed_data_gradient)  # fmt: skip
     row(f"convolutionTranspose2DWeightsGradient(_:weights:{shape}:forwardConvolutionDescriptor:name:)",
         f"convolutionTranspose2DWeightsGradient{of_weights}", f"gradient source {kind} descriptor:conv",
@@ -343,18 +365,18 @@ group("pooling")
 _POOLS: tuple[tuple[str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("max", I.max_pool, I.max_pool_gradient), ("avg", I.average_pool, I.average_pool_gradient),
 )  # fmt: skip
-for name, function, gradient_of in _POOLS:
+for name, function, gradient in _POOLS:
     row(f"{name}Pooling2D(withSourceTensor:descriptor:name:)", f"{name}Pooling2DWithSourceTensor:descriptor:name:",
         "source descriptor:pool", function)  # fmt: skip
     row(f"{name}Pooling2DGradient(withGradientTensor:sourceTensor:descriptor:name:)",
         f"{name}Pooling2DGradientWithGradientTensor:sourceTensor:descriptor:name:", "gradient source descriptor:pool",
-        gradient_of)  # fmt: skip
-for name, function, gradient_of in (*_POOLS, ("L2Norm", I.l2_pool, I.l2_pool_gradient)):
+        gradient)  # fmt: skip
+for name, function, gradient in (*_POOLS, ("L2Norm", I.l2_pool, I.l2_pool_gradient)):
     row(f"{name}Pooling4D(_:descriptor:name:)", f"{name}Pooling4DWithSourceTensor:descriptor:name:",
         "source descriptor:pool4", function)  # fmt: skip
     row(f"{name}Pooling4DGradient(_:source:descriptor:name:)",
         f"{name}Pooling4DGradientWithGradientTensor:sourceTensor:descriptor:name:", "gradient source descriptor:pool4",
-        gradient_of)  # fmt: skip
+        gradient)  # fmt: skip
 for rank, pool in (("2D", "pool"), ("4D", "pool4")):
     row(f"maxPooling{rank}ReturnIndices(_:descriptor:name:)",
         f"maxPooling{rank}ReturnIndicesWithSourceTensor:descriptor:name:", f"source descriptor:{pool}",

@@ -178,7 +178,7 @@ def as_int(name: str, value: object) -> int:
 def as_number(name: str, value: object) -> float:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def as_ints(name: str, value: object) -> tuple[int, ...]:
@@ -196,10 +196,10 @@ def as_shape(name: str, value: object) -> tuple[int, ...]:
     return shape
 
 
-def _as_handler(name: str, value: Any) -> Callable[..., object] | None:
+def _as_handler(name: str, value: object) -> Callable[..., object] | None:
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be callable or None, not {type(value).__name__}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _as_size(name: str, value: object) -> int:
@@ -240,7 +240,7 @@ class Descriptor(MPSGraphObject):
 
     def __init__(self, **settings: Any) -> None:
         known = {name: one for base in type(self).__mro__ for name, one in vars(base).items() if _is_setting(one)}
-        for name, member in known.items():
+        for member in known.values():
             setattr(self, member.attribute, member.default)
         for name, value in settings.items():
             if name not in known:
@@ -346,11 +346,19 @@ class _Handlers(Descriptor):
         raise NotImplementedError("signalEvent: shared events are not part of this package; use completionHandler")
 
 
+def _as_compilation(name: str, value: object) -> MPSGraphCompilationDescriptor | None:
+    if value is not None and not isinstance(value, MPSGraphCompilationDescriptor):
+        raise TypeError(f"{name} must be an MPSGraphCompilationDescriptor or None, not {type(value).__name__}")
+    return value
+
+
 class MPSGraphExecutionDescriptor(_Handlers):
     """Handlers of a run: they get the dictionary of results."""
 
     compilationDescriptor = Setting[MPSGraphCompilationDescriptor | None](
-        lambda name, value: value, None, "Without effect."  # type: ignore[arg-type, return-value]
+        _as_compilation,
+        None,
+        "Without effect.",
     )
 
 

@@ -167,10 +167,15 @@ MPSGraphDepthwiseConvolution2DOpDescriptor: Any = _window(
 MPSGraphPooling2DOpDescriptor: Any = _window(
     _types.MPSGraphPooling2DOpDescriptor,
     descriptorWithKernelWidth_kernelHeight_strideInX_strideInY_paddingStyle_dataLayout_=(
-        *_KERNEL, *_STEPS[:2], "paddingStyle", "dataLayout",
+        *_KERNEL,
+        *_STEPS[:2],
+        "paddingStyle",
+        "dataLayout",
     ),
-    **{f"{_POOL}_{'_'.join(_PADS)}_paddingStyle_dataLayout_": (*_KERNEL, *_STEPS, *_PADS, "paddingStyle", "dataLayout")},
-)  # fmt: skip
+    **{
+        f"{_POOL}_{'_'.join(_PADS)}_paddingStyle_dataLayout_": (*_KERNEL, *_STEPS, *_PADS, "paddingStyle", "dataLayout")
+    },
+)
 MPSGraphPooling4DOpDescriptor: Any = _descriptor(
     _types.MPSGraphPooling4DOpDescriptor,
     descriptorWithKernelSizes_paddingStyle_=_factory("kernelSizes", "paddingStyle"),

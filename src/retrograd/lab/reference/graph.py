@@ -314,7 +314,7 @@ _linear_rule(
 
 
 def _replaced(x: Array, update: Array, *, slices: Any) -> Array:
-    result = x.copy()
+    result: Array = x.copy()
     result[_slices(slices)] = update
     return result
 
@@ -518,14 +518,14 @@ def _extremes(x: Array, *, axis: int, largest: bool, reverse: bool) -> tuple[Arr
     for rest in np.ndindex(values.shape[1:]):
         best = None
         for j in order:
-            here = values[(j, *rest)]
+            here = values[j, ...][rest]
             if best is None:
                 best = j
-            elif not np.isnan(values[(best, *rest)]):
-                old = values[(best, *rest)]
+            elif not np.isnan(values[best, ...][rest]):
+                old = values[best, ...][rest]
                 if np.isnan(here) or (here >= old if largest else here <= old):
                     best = j
-            indices[(j, *rest)] = best
+            indices[j, ...][rest] = best
     values = np.take_along_axis(values, indices, 0)
     return np.moveaxis(values, 0, axis), np.moveaxis(indices, 0, axis)
 
