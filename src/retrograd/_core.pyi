@@ -295,6 +295,17 @@ def scatter_add(f64: bool, dy: object, indices: object, dx: object, accumulate: 
 def scatter_along_add(f64: bool, dy: object, indices: object, dx: object, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """dx[o, indices[o, j, i], i] += dy[o, j, i], in the order of j."""
 
+def scatter_modes() -> tuple[str, ...]:
+    """The names of the modes of scatter, in the order of their numbers."""
+
+def scatter(mode: int, along: bool, updates: object, indices: object, y: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    y[o, indices[j], i] = f(y, updates[o, j, i]), in the order of j; with `along`, indices[o, j, i].
+    """
+
+def philox(state: object, words: object, next: object, overlap_checked: bool, threads: int) -> Refusal | None:
+    """Words of Philox4x32-10 after a state, and the next state."""
+
 def reductions() -> tuple[tuple[str, int], ...]:
     """Every reduction: name and code."""
 
@@ -323,6 +334,11 @@ def softmax_backward(log: bool, f64: bool, dy: object, y: object, dx: object, ov
 
 def cumulative_sum(f64: bool, x: object, y: object, exclusive: bool, reverse: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """y = the cumulative sums of x [outer, n, inner] along n."""
+
+def cumulative_extreme(f64: bool, x: object, y: object, indices: object, largest: bool, reverse: bool, overlap_checked: bool, threads: int) -> Refusal | None:
+    """
+    y = the largest or smallest elements so far of x [outer, n, inner] along n, and their indices.
+    """
 
 def top_k(f64: bool, x: object, values: object, indices: object, largest: bool, overlap_checked: bool, threads: int) -> Refusal | None:
     """

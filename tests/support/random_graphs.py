@@ -63,14 +63,43 @@ class Plain:
     def log_softmax(self, x: Any, axis: int = -1) -> Any:
         return x - self.logsumexp(x, axis, keepdims=True)
 
-    def pad(self, x: Any, widths: Any, value: float = 0.0) -> Any:
-        return self.np.pad(x, widths, constant_values=value)
+    def pad(self, x: Any, widths: Any, mode: str = "constant", value: float = 0.0) -> Any:
+        return self.np.pad(x, widths, mode, **({"constant_values": value} if mode == "constant" else {}))
 
     def cumsum(self, x: Any, axis: int, exclusive: bool = False, reverse: bool = False) -> Any:
         v = self.np.flip(x, axis) if reverse else x
         sums = self.np.cumsum(v, axis)
         sums = sums - v if exclusive else sums
         return self.np.flip(sums, axis) if reverse else sums
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        return x * y + z
+
+    def exp10(self, x: Any) -> Any:
+        return self.np.power(10.0, x)
+
+    def prelu(self, x: Any, alpha: Any) -> Any:
+        return self.np.where(x > 0, x, alpha * x)
+
+    def l1_norm(self, x: Any, axis: Any, keepdims: bool) -> Any:
+        return self.np.sum(self.np.abs(x), axis=axis, keepdims=keepdims)
+
+    def l2_norm(self, x: Any, axis: Any, keepdims: bool) -> Any:
+        return self.np.sqrt(self.np.sum(x * x, axis=axis, keepdims=keepdims))
+
+    def rms_norm(self, x: Any) -> Any:
+        return x / self.np.sqrt(self.np.mean(x * x, axis=-1, keepdims=True) + 1e-5)
+
+    def band_part(self, x: Any, lower: int, upper: int) -> Any:
+        return self.np.triu(self.np.tril(x, upper), -lower)
+
+    def first_row_set(self, x: Any, row: Any) -> Any:
+        return self.np.concatenate([row[None], x[1:]])
+
+    def scattered(self, x: Any, indices: Array, updates: Any) -> Any:
+        for k, i in enumerate(indices):
+            x = self.np.where((np.arange(x.shape[0]) == i).reshape(-1, *(1,) * (x.ndim - 1)), x * updates[k], x)
+        return x
 
     def largest(self, x: Any, k: int) -> Any:
         return self.np.flip(self.np.sort(x, axis=-1), -1)[..., :k]
@@ -109,6 +138,12 @@ class OfGraph:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.graph, name)
+
+    def first_row_set(self, x: Any, row: Any) -> Any:
+        return self.graph.slice_update(x, self.graph.expand_dims(row, 0), [0], [1])
+
+    def scattered(self, x: Any, indices: Array, updates: Any) -> Any:
+        return self.graph.scatter(x, indices, updates, 0, "multiply")
 
     def largest(self, x: Any, k: int) -> Any:
         return self.graph.top_k(x, k).values
@@ -219,7 +254,7 @@ class RandomGraph:
         kinds = (
             self.unary, self.unary, self.positive, self.binary, self.binary, self.binary, self.binary, self.choice,
             self.reduction, self.reduction, self.view, self.view, self.slices, self.join, self.product, self.softmax,
-            self.indexing, self.ordered, self.layer, self.loss, self.recomputed,
+            self.indexing, self.ordered, self.layer, self.loss, self.recomputed, self.apples,
         )  # fmt: skip
         self.one_of(*kinds)()
 
@@ -242,6 +277,36 @@ class RandomGraph:
                 self.add("power", lambda L, x: x**3 if number > 0 else (x * x + 1.0) ** -1.5, i)
             return
         self.add(name, lambda L, x: getattr(L, name)(x), i, stops=name == "stop_gradient")
+
+    def apples(self) -> None:
+        """What Apple's graphs have beyond NumPy."""
+        i = self.pick(2)
+        x = self.values[i]
+        axis, keep = self.axis(x), self.chance()
+        match int(self.random.integers(9)):
+            case 0:
+                self.add("fma", lambda L, x: L.fma(x, L.tanh(x), x), i)
+            case 1 if np.abs(x).max() < 1.5:
+                self.add("exp10", lambda L, x: L.exp10(x), i)
+            case 2 if np.abs(x).min() > NEAR:
+                self.add("prelu", lambda L, x: L.prelu(x, 0.3), i)
+            case 3 if np.abs(x).min() > NEAR:
+                name = self.one_of("l1_norm", "l2_norm")
+                self.add(name, lambda L, x: getattr(L, name)(x, axis, keep), i)
+            case 4:
+                self.add("rms_norm", lambda L, x: L.rms_norm(x), i)
+            case 5:
+                self.add("band_part", lambda L, x: L.band_part(x, 1, 0), i)
+            case 6:
+                self.add("slice_update", lambda L, x: L.first_row_set(x, L.tanh(x[-1])), i)
+            case 7:
+                self.add("scatter", lambda L, x: L.scattered(x, np.zeros(2, np.int64), L.stack([x[0], x[-1]])), i)
+            case 8:
+                mode = self.one_of("edge", "wrap", "symmetric")
+                widths = [(1, 0)] * x.ndim
+                self.add(f"pad {mode}", lambda L, x: L.pad(x, widths, mode), i)
+            case _:
+                pass
 
     def positive(self) -> None:
         i = self.pick()
@@ -389,7 +454,7 @@ class RandomGraph:
             case 3:
                 widths = [(self.one_of(0, 1, 2), self.one_of(0, 1)) for _ in x.shape]
                 value = self.one_of(0.0, 0.5)
-                self.add(f"pad {widths}", lambda L, x: L.pad(x, widths, value), i)
+                self.add(f"pad {widths}", lambda L, x: L.pad(x, widths, value=value), i)
             case _:
                 repeats = tuple(self.one_of(1, 2) for _ in x.shape)
                 sections = [s for s in (1, 2, 3) if x.shape[number] % s == 0]

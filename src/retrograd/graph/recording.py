@@ -17,6 +17,7 @@ A front end supplies names and argument rules; the functions that it passes to `
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +37,7 @@ UNKNOWN: Final = -1
 # Two sizes for the unknown ones: what differs between their results is unknown too. Any others would do; those with
 # many divisors suit reshapes and splits.
 _STAND_INS: Final = (12, 24)
+_MOST_PROGRAMS: Final = 32  # that a recording keeps
 
 _MARK: Final = Operation(
     "mark", lambda x: (x,), view=lambda array: array, contiguous=(), gradient=lambda node, given, needed: list(given)
@@ -120,7 +122,8 @@ class Recording:
         self.calls: list[Call] = []
         self.dependencies: tuple[Call, ...] = ()  # the assigns whose values the calls being recorded see
         self._marked: set[int] = set()  # ids of the symbols that gradients are taken of
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], Program] = {}  # the one used last is the last
+        self._lock = threading.Lock()
 
     # ---- building ----
 
@@ -259,19 +262,32 @@ class Recording:
         """The program that computes the targets, in this order, from feeds of these specs, in the order of `feeds`.
 
         Variables have the value at the start of the run, except in calls recorded after :meth:`assign` under
-        `dependencies`. Programs are kept: the same feeds and targets give the same one.
+        `dependencies`. The last 32 programs are kept: the same feeds and targets give the same one.
         """
         key = (*((id(s), spec) for s, spec in feeds.items()), None, *map(id, targets), None, *map(id, assigns))
-        found = self._programs.get(key)
-        if found is None:
-            for symbol in self.placeholders(targets, assigns):
-                if symbol not in feeds:
-                    raise ValueError(f"run: no feed for {symbol!r}, which the targets depend on")
-            for symbol, spec in feeds.items():
-                _check_feed(symbol, spec)
-            graph, answer = self._trace(feeds, targets, assigns)
-            found = self._programs[key] = Program(graph, answer, [s.name for s in feeds])
+        with self._lock:
+            found = self._programs.pop(key, None)
+            if found is None:
+                found = self._compiled(feeds, targets, assigns)
+            self._programs[key] = found
+            while len(self._programs) > _MOST_PROGRAMS:
+                del self._programs[next(iter(self._programs))]
         return found
+
+    def _compiled(self, feeds: Mapping[Symbol, Spec], targets: Sequence[Symbol], assigns: Sequence[Call]) -> Program:
+        for what, symbol in (*(("feed", s) for s in feeds), *(("target", s) for s in targets)):
+            if symbol.recording is not self:
+                raise ValueError(f"run: the {what} {symbol!r} belongs to another graph")
+        for call in assigns:
+            if call.recording is not self:
+                raise ValueError(f"run: the operation {call!r} belongs to another graph")
+        for symbol in self.placeholders(targets, assigns):
+            if symbol not in feeds:
+                raise ValueError(f"run: no feed for {symbol!r}, which the targets depend on")
+        for symbol, spec in feeds.items():
+            _check_feed(symbol, spec)
+        graph, answer = self._trace(feeds, targets, assigns)
+        return Program(graph, answer, [s.name for s in feeds])
 
     def _trace(
         self,
@@ -281,7 +297,8 @@ class Recording:
         *,
         extra: Call | None = None,
     ) -> tuple[Graph, Any]:
-        needed = self._ancestors([*targets, *(extra.operands if extra else ())], assigns)  # type: ignore[misc]
+        more = [s for s in extra.operands if s is not None] if extra else []
+        needed = self._ancestors([*targets, *more], assigns)
         order = [call for call in self.calls if call in needed]
 
         def again(*tensors: Tensor) -> list[Tensor]:
@@ -297,7 +314,8 @@ class Recording:
 
     def _replay(self, call: Call, found: dict[int, Tensor], assigned: dict[Variable, Tensor]) -> None:
         """Make a call inside the trace, and note its results."""
-        operands = [None if s is None else self._value(s, call, found) for s in call.operands]
+        # Any: what is not a function's has no operands that are None.
+        operands: list[Any] = [None if s is None else self._value(s, call, found) for s in call.operands]
         try:
             if call.kind == "placeholder":
                 results = [found[id(call.results[0])]]
@@ -362,6 +380,8 @@ def _compatible(shape: Shape, other: Shape) -> bool:
 
 
 def _check_feed(symbol: Symbol, spec: Spec) -> None:
+    if symbol.call.kind != "placeholder":
+        raise TypeError(f"run: {symbol!r} is fed, but is not a placeholder")
     if symbol.dtype is not None and spec.dtype != symbol.dtype:
         raise TypeError(f"run: the feed of {symbol!r} has data type {spec.dtype.name}")
     if not _compatible(spec.shape, symbol.shape):
