@@ -14,6 +14,7 @@ from support.bnns_graph import Array, executed, made
 
 Builder = BNNSGraph.Builder
 F32 = np.dtype(np.float32)
+VALID = Builder.ConvolutionPadding.valid
 
 
 def ones(*shape: int) -> Array:
@@ -128,7 +129,7 @@ def test_concatenate() -> None:
     [
         (lambda b, x: x + ones(3), ValueError, r"\+ \d+: .*placeholder 'x0' \(float32, \[2, 4\]\)"),
         (lambda b, x: x.matmul(other=ones(3, 2)), ValueError, "matmul .*x0"),
-        (lambda b, x: x.conv(weight=ones(1, 1, 3), strides=[1], padding=Builder.ConvolutionPadding.valid), ValueError, "conv"),
+        (lambda b, x: x.conv(weight=ones(1, 1, 3), strides=[1], padding=VALID), ValueError, "conv"),
         (lambda b, x: x + np.ones(4), TypeError, "float32 and float64"),
         (lambda b, x: x.pow(y="2"), TypeError, "pow: y is '2'"),
         (lambda b, x: x.cast(to=int) + 1.5, TypeError, "y is 1.5, which a tensor of int64 cannot hold"),
@@ -165,7 +166,7 @@ def test_tensors_of_another_builder() -> None:
         return x.exp()
 
     made(first, [ones(2)])
-    with pytest.raises(ValueError, match="\\+: y, placeholder 'x0' .* belongs to another builder"):
+    with pytest.raises(ValueError, match=r"\+: y, placeholder 'x0' .* belongs to another builder"):
         made(lambda builder, x: x + kept[0], [ones(2)])
     with pytest.raises(RuntimeError, match="exp: the graph of this builder is made already"):
         kept[0].exp()
@@ -238,7 +239,7 @@ def test_outputs_may_not_share_memory() -> None:
 def test_an_index_out_of_range_is_refused() -> None:
     context = made(lambda b, x, i: x.gather(indices=i, axis=0), [ones(3), np.zeros(2, np.int32)])
     out = ones(2)
-    with pytest.raises(BNNSGraph.Error, match="3.*must be from 0 to below 3"):
+    with pytest.raises(BNNSGraph.Error, match=r"3.*must be from 0 to below 3"):
         context.executeFunction(arguments=[out, ones(3) * 5, np.array([0, 3], np.int32)])
     assert out.tolist() == [1, 1]
 
@@ -320,7 +321,7 @@ def test_batch_size() -> None:
     with pytest.raises(BNNSGraph.Error, match="no argument of 'main' has a flexible size"):
         BNNSGraph.makeContext(product_and_mean).setBatchSize(3)
     other = BNNSGraph.makeContext(lambda b: b.argument(name="x", dataType=float, shape=[2, -1]).exp())
-    with pytest.raises(BNNSGraph.Error, match="'x'.* flexible size that is not the first"):
+    with pytest.raises(BNNSGraph.Error, match=r"'x'.* flexible size that is not the first"):
         other.setBatchSize(3)
 
 

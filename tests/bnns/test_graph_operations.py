@@ -206,13 +206,14 @@ def cell(kind: Any, reverse: bool, outputs: bool, weights: list[Any], states: li
 def rnns() -> list[Case]:
     def run(
         x: Any, initialHiddenStates: Any, inputHiddenWeight: Any, hiddenHiddenWeight: Any, bias: Any, r: bool, o: bool
-    ) -> Any:  # noqa: E501
+    ) -> Any:
         weights = [inputHiddenWeight, hiddenHiddenWeight, bias, torch.zeros_like(bias)]
         return cell(torch.nn.RNN, r, o, weights, [initialHiddenStates], x)
 
     return [
         case(
-            lambda x, r=reverse, o=outputs, **a: run(x, r=r, o=o, **a), normal(5, 2, 3), initialHiddenStates=normal(2, 4),
+            lambda x, r=reverse, o=outputs, **a: run(x, r=r, o=o, **a), normal(5, 2, 3),
+            initialHiddenStates=normal(2, 4),
             inputHiddenWeight=normal(4, 3), hiddenHiddenWeight=normal(4, 4), bias=normal(4),
             direction=Builder.Direction.reverse if reverse else Builder.Direction.forward,
             activation=Builder.Activation.tanh, outputSequence=outputs,
@@ -248,13 +249,14 @@ def lstms() -> list[Case]:
         bias: Any,
         r: bool,
         o: bool,
-    ) -> Any:  # noqa: E501
+    ) -> Any:
         weights = inputHiddenWeight, hiddenHiddenWeight, bias
         return lstm(x, initialHiddenStates, initialCellStates, *weights, r, o)
 
     return [
         case(
-            lambda x, r=reverse, o=outputs, **a: run(x, r=r, o=o, **a), normal(5, 2, 3), initialHiddenStates=normal(2, 4),
+            lambda x, r=reverse, o=outputs, **a: run(x, r=r, o=o, **a), normal(5, 2, 3),
+            initialHiddenStates=normal(2, 4),
             initialCellStates=normal(2, 4), inputHiddenWeight=normal(16, 3), hiddenHiddenWeight=normal(16, 4),
             bias=normal(16), direction=Builder.Direction.reverse if reverse else Builder.Direction.forward,
             outputSequence=outputs, **GATES,
@@ -275,7 +277,7 @@ def both_lstms() -> list[Case]:
         hiddenHiddenWeightBack: Any,
         biasBack: Any,
         o: bool,
-    ) -> Any:  # noqa: E501
+    ) -> Any:
         h, c = initialHiddenStates.chunk(2, -1), initialCellStates.chunk(2, -1)
         first = lstm(x, h[0], c[0], inputHiddenWeight, hiddenHiddenWeight, bias, False, o)
         back = lstm(x, h[1], c[1], inputHiddenWeightBack, hiddenHiddenWeightBack, biasBack, True, o)
@@ -319,7 +321,7 @@ def grus() -> list[Case]:
         bias: Any,
         inputBias: Any,
         k: str,
-    ) -> Any:  # noqa: E501
+    ) -> Any:
         return gru_steps(x, initialHiddenStates, inputHiddenWeight, hiddenHiddenWeight, bias, inputBias, k)
 
     return [
@@ -425,7 +427,10 @@ CASES: dict[str, list[Case]] = {
     "fma": [case(lambda x, y, z: x * y + z, normal(*X), y=normal(*X), z=normal(5))],
     "clip": unary(lambda x: x.clip(-0.5, 1), normal(*X), to=(-0.5, 1)),
     "threshold": unary(lambda x: x.clip(0.25), normal(*X), to=0.25),
-    "cast": [case(lambda x: x.to(torch.int32), normal(*X) * 9, to=np.int32), case(lambda x: x.bool(), np.arange(3.0), to=bool)],
+    "cast": [
+        case(lambda x: x.to(torch.int32), normal(*X) * 9, to=np.int32),
+        case(lambda x: x.bool(), np.arange(3.0), to=bool),
+    ],
     "relu": unary(F.relu, normal(*X)),
     "relu6": unary(F.relu6, normal(*X) * 5),
     "silu": unary(F.silu, normal(*X)),
@@ -461,9 +466,18 @@ CASES: dict[str, list[Case]] = {
     "convTranspose": transposed_convolutions(),
     "pooling": poolings(),
     "pad": [
-        case(lambda x: F.pad(x, (2, 0, 1, 3), value=0.5), normal(3, 4), mode=Builder.Padding.constant(0.5), padding=[1, 3, 2, 0]),
-        case(lambda x: F.pad(x, (2, 1), "reflect"), normal(2, 3, 4), mode=Builder.Padding.reflection, padding=[[0, 0], [0, 0], [2, 1]]),
-        case(lambda x: F.pad(x, (2, 1), "replicate"), normal(2, 3, 4), mode=Builder.Padding.replication, padding=[0, 0, 0, 0, 2, 1]),
+        case(
+            lambda x: F.pad(x, (2, 0, 1, 3), value=0.5), normal(3, 4), mode=Builder.Padding.constant(0.5),
+            padding=[1, 3, 2, 0],
+        ),
+        case(
+            lambda x: F.pad(x, (2, 1), "reflect"), normal(2, 3, 4), mode=Builder.Padding.reflection,
+            padding=[[0, 0], [0, 0], [2, 1]],
+        ),
+        case(
+            lambda x: F.pad(x, (2, 1), "replicate"), normal(2, 3, 4), mode=Builder.Padding.replication,
+            padding=[0, 0, 0, 0, 2, 1],
+        ),
     ],
     "batchNorm": [
         case(batch_norm, normal(2, 3, 4), mean=normal(3), variance=positive(3), weight=normal(3), bias=normal(3)),
@@ -517,7 +531,8 @@ CASES: dict[str, list[Case]] = {
         for down, order in ((False, Builder.SortOrder.ascending), (True, Builder.SortOrder.descending))
     ],
     "topK": [
-        case(lambda x, l=largest: tuple(t if t.is_floating_point() else t.int() for t in x.topk(2, 1, l)), normal(*X), k=2, axis=1, findLargest=largest)
+        case(lambda x, up=largest: (x.topk(2, 1, up)[0], x.topk(2, 1, up)[1].int()), normal(*X), k=2, axis=1,
+            findLargest=largest)
         for largest in (True, False)
     ],
     "reshape": [case(lambda x: x.reshape(2, 30), normal(*X), to=[2, -1])],
@@ -534,7 +549,8 @@ CASES: dict[str, list[Case]] = {
     ],
     "gatherAlongAxis": [
         case(
-            lambda x, indices: x.gather(1, indices.long()), normal(3, 4), indices=np.array([[1, 3]] * 3, np.int32), axis=1
+            lambda x, indices: x.gather(1, indices.long()), normal(3, 4), indices=np.array([[1, 3]] * 3, np.int32),
+            axis=1,
         )
     ],
     "gatherND": [

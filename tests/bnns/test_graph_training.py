@@ -1,4 +1,4 @@
-"""What Apple's builder lacks: gradients, in-out arguments, parameters and optimizers, step by step as PyTorch; files."""
+"""What Apple's builder lacks: gradients, in-out arguments, parameters, optimizers, step by step as PyTorch; files."""
 
 from __future__ import annotations
 
@@ -142,9 +142,9 @@ def test_an_argument_is_updated_once() -> None:
     def build(builder: Any) -> Any:
         w = builder.argument(name="w", dataType=float, shape=[2], intent=INOUT)
         builder.update(w, w + 1)
-        with pytest.raises(ValueError, match="'w'.* is updated twice"):
+        with pytest.raises(ValueError, match=r"'w'.* is updated twice"):
             builder.update(w, w + 2)
-        with pytest.raises(ValueError, match="'w'.* is updated twice"):
+        with pytest.raises(ValueError, match=r"'w'.* is updated twice"):
             builder.minimize(w, parameters=[w], using=BNNSGraph.SGD(learningRate=1))
         return [w * 2]
 

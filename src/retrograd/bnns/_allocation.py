@@ -187,7 +187,9 @@ class TensorMemory:
         *, initializingFrom: npt.ArrayLike, shape: Sequence[int] | None = None, stride: Sequence[int] | None = None
     ) -> BNNSTensor:
         """A tensor of new memory with these values, in their own shape or in another one."""
-        values = initializingFrom if isinstance(initializingFrom, np.ndarray) else np.asarray(initializingFrom, np.float32)
+        values = (
+            initializingFrom if isinstance(initializingFrom, np.ndarray) else np.asarray(initializingFrom, np.float32)
+        )
         extents = values.shape if shape is None else tuple(shape)
         made = TensorMemory.allocateUninitialized(scalarType=values.dtype, shape=extents, stride=stride)
         if values.size != math.prod(extents):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -14,10 +12,10 @@ from .. import graph
 from ..graph import Recording, Symbol, Variable
 from ..graph.recording import UNKNOWN
 from ..graph.tensor import current_graph
-from ._declare import written
 from ._graph_lowering import Index
+from ._graph_methods import RESULTS, Methods
 from ._graph_model import Function, Model, spliced
-from ._graph_operations import INTERNAL, KINDS, OPERATIONS, OPERATORS, Operation
+from ._graph_operations import INTERNAL, Operation
 from ._graph_values import (
     Activation,
     CeilingMode,
@@ -40,7 +38,7 @@ _FLOAT: Final = np.dtype(np.float32)
 _TYPES_OF: Final = {"indices": _INT32, "seed": _INT64}
 
 
-class Tensor:
+class Tensor(Methods):
     """A tensor of a graph that is being built. Its elements are known when a context executes the graph.
 
     Unknown sizes of `shape` are -1. The methods are those of the table in docs/bnns.md; arithmetic and comparisons are
@@ -84,12 +82,35 @@ class Tensor:
     def description(self) -> str:
         return repr(self._symbol)
 
+    def _record(self, operation: Operation, given: Sequence[Any]) -> Any:
+        """Record an operation with arguments in the order of its labels."""
+        builder, dtype = self._builder, self._symbol.dtype
+        operands: list[Symbol | None] = [self._symbol]
+        options = {}
+        if operation.name == "select":  # the condition does not say what the values are
+            dtype = next((one._symbol.dtype for one in given if isinstance(one, Tensor)), None)
+            dtype = dtype or next((one.dtype for one in given if isinstance(one, np.ndarray)), _FLOAT)
+        for label, value in zip(operation.labels, given, strict=True):
+            if label.kind != "tensor":
+                options[label.name] = operation.kept(label, value)
+            elif value is None and label.optional:
+                operands.append(None)
+            else:
+                like = _TYPES_OF.get(label.name, dtype) or _FLOAT
+                operands.append(builder._symbol_of(operation.name, label.name, value, like))
+        return builder._recorded(operation, operands, options)
+
+    def _reflected(self, operation: Operation, other: Any) -> Any:
+        """Record an operator with a number or an array on its left."""
+        left = self._builder._symbol_of(operation.name, "x", other, self._symbol.dtype or _FLOAT)
+        return self._builder._recorded(operation, [left, self._symbol], {})
+
     def copy(self) -> Tensor:
         """Another variable for the same tensor: what is assigned to its elements does not change this one."""
         return Tensor(self._builder, self._symbol)
 
     def __getitem__(self, index: Any) -> Tensor:
-        """Part of the tensor: integers, slices, ranges and SliceRange, for the first axes. An integer drops its axis."""
+        """Part of it: integers, slices, ranges and SliceRange, for the first axes. An integer drops its axis."""
         return self._builder._recorded(INTERNAL["slice"], [self._symbol], {"index": _as_index(index)})
 
     def __setitem__(self, index: Any, update: Operand) -> None:
@@ -409,7 +430,7 @@ class Builder:
         found = self._recording.call(operation.function, operands, options, kind=operation.name, count=count)
         if not operation.results:
             return Tensor(self, found[0])
-        return _RESULTS[operation.results](*(Tensor(self, symbol) for symbol in found))
+        return RESULTS[operation.results](*(Tensor(self, symbol) for symbol in found))
 
     def _finished(self, answer: Any) -> Model:
         """The model of what was recorded, with these outputs."""
@@ -447,79 +468,3 @@ def _untyped(values: Any) -> DType:
 
 def _names(function: Function) -> list[str]:
     return [symbol.name for symbol in function.inputs]
-
-
-# ---- methods --------------------------------------------------------------------------------------------------------
-
-_RESULTS: Final[dict[tuple[str, ...], Any]] = {
-    row.results: namedtuple("Results", row.results) for row in OPERATIONS.values() if row.results
-}
-
-
-def _record(x: Tensor, operation: Operation, *given: Any) -> Any:
-    """Record an operation of a tensor with arguments in the order of its labels."""
-    builder, dtype = x._builder, x._symbol.dtype
-    operands: list[Symbol | None] = [x._symbol]
-    options = {}
-    if operation.name == "select":  # which does not read the type of the values from the condition
-        dtype = next((one._symbol.dtype for one in given if isinstance(one, Tensor)), None)
-        dtype = dtype or next((one.dtype for one in given if isinstance(one, np.ndarray)), _FLOAT)
-    for label, value in zip(operation.labels, given, strict=True):
-        if label.kind != "tensor":
-            options[label.name] = operation.kept(label, value)
-        elif value is None and label.optional:
-            operands.append(None)
-        else:
-            like = _TYPES_OF.get(label.name, dtype) or _FLOAT
-            operands.append(builder._symbol_of(operation.name, label.name, value, like))
-    return builder._recorded(operation, operands, options)
-
-
-def _method(operation: Operation) -> Callable[..., Any]:
-    """A method of tensors, with the labels of an operation."""
-    signature, names, types = ["self"], {"_record": _record, "_operation": operation}, {}
-    # A label without a default may follow one that has one: Swift's are all given by name.
-    for label in operation.labels:
-        if not label.positional and "*" not in signature:
-            signature.append("*")
-        required = label.default is inspect.Parameter.empty
-        signature.append(label.name if required else f"{label.name}=default_{label.name}")
-        names[f"default_{label.name}"] = label.default
-        kind = KINDS[label.kind].annotation
-        kind = Operand if kind == "Operand" else kind
-        types[label.name] = kind | None if label.optional else kind
-    passed = "".join(f", {label.name}" for label in operation.labels)
-
-    def named() -> None: ...
-
-    named.__name__, named.__qualname__, named.__doc__ = operation.name, f"Tensor.{operation.name}", operation.doc
-    types["return"] = tuple[(Tensor,) * len(operation.results)] if operation.results else Tensor  # type: ignore[misc]
-    made: Callable[..., Any] = written(named, signature, f"return _record(self, _operation{passed})", names, types)
-    return made
-
-
-def _operator(operation: Operation) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The method of an operator, and that for a number or an array on its left."""
-
-    def forward(self: Tensor, *other: Operand) -> Tensor:
-        found: Tensor = _record(self, operation, *other)
-        return found
-
-    def backward(self: Tensor, other: Operand) -> Tensor:
-        left = self._builder._symbol_of(operation.name, "x", other, self._symbol.dtype or _FLOAT)
-        found: Tensor = self._builder._recorded(operation, [left, self._symbol], {})
-        return found
-
-    return forward, backward
-
-
-_REFLECTED: Final = ("add", "sub", "mul", "truediv", "and", "or", "xor")
-for _row in OPERATIONS.values():
-    if _row.name in OPERATORS:
-        _name = OPERATORS[_row.name]
-        _forward, _backward = _operator(_row)
-        setattr(Tensor, f"__{_name}__", _forward)
-        if _name in _REFLECTED:
-            setattr(Tensor, f"__r{_name}__", _backward)
-    else:
-        setattr(Tensor, _row.name, _method(_row))

@@ -25,6 +25,7 @@ from ._graph_values import Shape as ShapeValue
 from ._memory import as_integer, check_disjoint, check_writable, data_type_of, dtype_of
 
 _REFUSALS: Final = (Invalid, Unsupported, TypeError, ValueError, IndexError, MemoryError, OSError)
+_MOST_PLANS: Final = 32  # of a function; the oldest goes
 Message: TypeAlias = Callable[[int, str, str], None]  # level, text, where
 
 
@@ -67,6 +68,8 @@ class Entry:
             feeds = {s: Spec(specs[s], _dtype(s)) for s in self.fed}
             program = self.model.recording.program(feeds, [*self.outputs, *self.left], self.assigns)
             inputs = tuple(Spec(shape, _dtype(s)) for s, shape in specs.items())
+            while len(self.plans) >= _MOST_PLANS:
+                del self.plans[next(iter(self.plans))]
             found = self.plans[key] = Plan(program, inputs, tuple(program.specs[: len(self.outputs)]))
         return found
 
@@ -218,7 +221,7 @@ class Context:
     def workspaceSize(self, *, forFunction: str | None = None) -> int:
         """The bytes of a program for the shapes that are set, in whole pages (retrograd's in Swift).
 
-        The context has this memory itself, from now on: a workspace that is passed to C's function is checked, not used.
+        The context has this memory itself, from now on: a workspace for C's function is checked, not used.
         """
         with raising("unableToQuery"):
             return self.workspace(forFunction)

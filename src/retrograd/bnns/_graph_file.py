@@ -1,4 +1,4 @@
-"""Graphs in files: retrograd's own form, safetensors whose metadata has the recorded calls as JSON; Core ML packages."""
+"""Graphs in files: retrograd's form, safetensors whose metadata has the recorded calls as JSON; Core ML packages."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The operations of ``BNNSGraph.Builder.Tensor``: one table, from which their methods, stub and docs are made.
 
-A row has Swift's name, its labels and the function of retrograd.graph. Labels are declared as ``label:kind``, or without
-the kind if it is that of :data:`_KIND_OF`; ``label?`` may be None, and is if it is not given; ``label=0.5`` has a
-default; those before a ``*`` have no label in Swift, and may be given by position. Labels of kind ``tensor`` are
-operands: tensors, numbers or arrays. The function gets the tensor, the operands in their order and the others by label.
+A row has Swift's name, its labels and the function of retrograd.graph. Labels are declared as ``label:kind``, or
+without the kind if it is that of :data:`_KIND_OF`; ``label?`` may be None, and is if it is not given; ``label=0.5`` has
+a default; those before a ``*`` have no label in Swift, and may be given by position. Labels of kind ``tensor`` are
+operands: tensors, numbers or arrays. The function gets the tensor, the operands in order, and the others by label.
 """
 
 from __future__ import annotations
