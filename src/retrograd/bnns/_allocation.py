@@ -225,7 +225,8 @@ class TensorMemory:
         view = _tensor_view(tensor)
         if view.dtype != scalar_dtype(of):
             raise ValueError(f"the tensor has elements of type {view.dtype}, of is {scalar_dtype(of)}")
-        return view.copy()
+        copy: Array = view.copy()
+        return copy
 
 
 def _tensor_view(tensor: BNNSTensor) -> Array:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_F = TypeVar("_F")
 _T = TypeVar("_T")
 _DEFAULT_MASK: Final = (
     c.BNNSGraphMessageLevelUnsupported | c.BNNSGraphMessageLevelWarning | c.BNNSGraphMessageLevelError
@@ -137,10 +138,10 @@ class _Executed:
         self.allocators: dict[str, tuple[Any, Any, int, Any]] = {}
 
 
-def _reports(failure: _R) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def _reports(failure: _F) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
     """A function that returns a code, and tells the callback of its options or context why it failed."""
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | _F]:
         @functools.wraps(function)
         def told(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:

@@ -12,30 +12,20 @@ from .. import graph
 from ..graph import Recording, Symbol, Variable
 from ..graph.recording import UNKNOWN
 from ..graph.tensor import current_graph
+from . import _graph_values as values
 from ._graph_lowering import Index
 from ._graph_methods import RESULTS, Methods
 from ._graph_model import Function, Model, spliced
 from ._graph_operations import INTERNAL, Operation
-from ._graph_values import (
-    Activation,
-    CeilingMode,
-    ConvolutionPadding,
-    Direction,
-    Intent,
-    Padding,
-    PoolingFunction,
-    Reduction,
-    ScatterMode,
-    SliceRange,
-    SortOrder,
-    as_dtype,
-)
+from ._graph_values import Intent, SliceRange, as_dtype
 from ._memory import DType
 
-_INT32, _INT64, _BOOL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.bool_)
-_FLOAT: Final = np.dtype(np.float32)
+_INT32: Final[DType] = np.dtype(np.int32)
+_INT64: Final[DType] = np.dtype(np.int64)
+_BOOL: Final[DType] = np.dtype(np.bool_)
+_FLOAT: Final[DType] = np.dtype(np.float32)
 # What numbers and lists among the operands are, where they do not have the type of the tensor.
-_TYPES_OF: Final = {"indices": _INT32, "seed": _INT64}
+_TYPES_OF: Final[dict[str, DType]] = {"indices": _INT32, "seed": _INT64}
 
 
 class Tensor(Methods):
@@ -88,15 +78,16 @@ class Tensor(Methods):
         operands: list[Symbol | None] = [self._symbol]
         options = {}
         if operation.name == "select":  # the condition does not say what the values are
-            dtype = next((one._symbol.dtype for one in given if isinstance(one, Tensor)), None)
-            dtype = dtype or next((one.dtype for one in given if isinstance(one, np.ndarray)), _FLOAT)
+            types = [one._symbol.dtype for one in given if isinstance(one, Tensor)]
+            types += [one.dtype for one in given if isinstance(one, np.ndarray)]
+            dtype = types[0] if types else _FLOAT
         for label, value in zip(operation.labels, given, strict=True):
             if label.kind != "tensor":
                 options[label.name] = operation.kept(label, value)
             elif value is None and label.optional:
                 operands.append(None)
             else:
-                like = _TYPES_OF.get(label.name, dtype) or _FLOAT
+                like = _TYPES_OF.get(label.name) or dtype or _FLOAT
                 operands.append(builder._symbol_of(operation.name, label.name, value, like))
         return builder._recorded(operation, operands, options)
 
@@ -111,7 +102,8 @@ class Tensor(Methods):
 
     def __getitem__(self, index: Any) -> Tensor:
         """Part of it: integers, slices, ranges and SliceRange, for the first axes. An integer drops its axis."""
-        return self._builder._recorded(INTERNAL["slice"], [self._symbol], {"index": _as_index(index)})
+        found: Tensor = self._builder._recorded(INTERNAL["slice"], [self._symbol], {"index": _as_index(index)})
+        return found
 
     def __setitem__(self, index: Any, update: Operand) -> None:
         """The tensor with elements replaced, from here on; Swift's variables are copies, see :meth:`copy`."""
@@ -131,6 +123,7 @@ class Tensor(Methods):
 
 # What operations take: tensors, numbers and arrays.
 Operand: TypeAlias = Tensor | npt.ArrayLike
+_Tensor: TypeAlias = Tensor  # inside the builder, whose member has the same name
 
 
 def contiguous_strides(shape: Sequence[int]) -> list[int]:
@@ -219,10 +212,19 @@ class Builder:
     retrograd's.
     """
 
-    Activation, Direction, Intent, Tensor = Activation, Direction, Intent, Tensor
-    ConvolutionPadding, PoolingPadding, Padding = ConvolutionPadding, ConvolutionPadding, Padding
-    PoolingFunction, CeilingMode, ScatterMode, SortOrder = PoolingFunction, CeilingMode, ScatterMode, SortOrder
-    SliceRange, Reduction = SliceRange, Reduction
+    Tensor: TypeAlias = _Tensor
+    Activation: TypeAlias = values.Activation
+    Direction: TypeAlias = values.Direction
+    Intent: TypeAlias = values.Intent
+    CeilingMode: TypeAlias = values.CeilingMode
+    ConvolutionPadding: TypeAlias = values.ConvolutionPadding
+    Padding: TypeAlias = values.Padding
+    PoolingFunction: TypeAlias = values.PoolingFunction
+    Reduction: TypeAlias = values.Reduction
+    ScatterMode: TypeAlias = values.ScatterMode
+    SliceRange: TypeAlias = values.SliceRange
+    SortOrder: TypeAlias = values.SortOrder
+    PoolingPadding: TypeAlias = values.ConvolutionPadding
 
     def __init__(self) -> None:
         self._recording = Recording()
@@ -300,7 +302,8 @@ class Builder:
         symbols = [self._symbol_of("concatenate", f"tensors[{i}]", one, None) for i, one in enumerate(tensors)]
         if not symbols:
             raise ValueError("concatenate: there are no tensors")
-        return self._recorded(INTERNAL["concatenate"], symbols, {"axis": int(axis)})
+        found: Tensor = self._recorded(INTERNAL["concatenate"], symbols, {"axis": int(axis)})
+        return found
 
     # ---- for training ----
 

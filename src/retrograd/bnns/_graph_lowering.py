@@ -228,12 +228,16 @@ def _of_channels(name: str, parameter: Tensor, x: Tensor) -> Tensor:
     return graph.reshape(parameter, (-1, *(1,) * (x.ndim - 2)))
 
 
+def _affine(weight: Tensor | None, bias: Tensor | None, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    scale = None if weight is None else _of_channels("weight", weight, x)
+    return scale, None if bias is None else _of_channels("bias", bias, x)
+
+
 def batch_norm(
     x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, *, epsilon: float
 ) -> Tensor:
-    given = (("mean", mean), ("variance", variance), ("weight", weight), ("bias", bias))
-    parameters = (None if p is None else _of_channels(name, p, x) for name, p in given)
-    return graph.normalize(x, *parameters, eps=epsilon)  # type: ignore[arg-type]
+    center, spread = _of_channels("mean", mean, x), _of_channels("variance", variance, x)
+    return graph.normalize(x, center, spread, *_affine(weight, bias, x), epsilon)
 
 
 def training_batch_norm(
@@ -269,9 +273,7 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, axes: S
     if trailing and all(p.shape == x.shape[first:] for p in parameters):
         return graph.layer_norm(x, weight, bias, axis=first, eps=epsilon)
     mean, var = graph.mean(x, wanted, keepdims=True), graph.var(x, wanted, keepdims=True)
-    given = (("weight", weight), ("bias", bias))
-    parameters = (None if p is None else _of_channels(name, p, x) for name, p in given)
-    return graph.normalize(x, mean, var, *parameters, eps=epsilon)
+    return graph.normalize(x, mean, var, *_affine(weight, bias, x), epsilon)
 
 
 def rms_norm(x: Tensor, scale: Tensor, *, epsilon: float) -> Tensor:

@@ -1,6 +1,6 @@
 # Written by retrograd.lab.declared.
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy.typing as npt
 

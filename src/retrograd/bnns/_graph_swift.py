@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
-from ._graph_builder import SGD, Adam, Builder, Optimizer
-from ._graph_context import Context, make_context
-from ._graph_values import CompileOptions, GraphError, OptimizationPreference, Shape
+from . import _graph_builder as builder
+from . import _graph_context as context
+from . import _graph_values as values
 
 
 class BNNSGraph:
-    """Graphs in Swift's spelling: ``BNNSGraph.makeContext(block)``. ``SGD`` and ``Adam`` are retrograd's."""
+    """Graphs in Swift's spelling: ``BNNSGraph.makeContext(block)``. The optimizers are retrograd's."""
 
-    Adam, Builder, CompileOptions, Context = Adam, Builder, CompileOptions, Context
-    Error, OptimizationPreference, Optimizer, SGD, Shape = GraphError, OptimizationPreference, Optimizer, SGD, Shape
+    Adam: TypeAlias = builder.Adam
+    Builder: TypeAlias = builder.Builder
+    CompileOptions: TypeAlias = values.CompileOptions
+    Context: TypeAlias = context.Context
+    Error: TypeAlias = values.GraphError
+    OptimizationPreference: TypeAlias = values.OptimizationPreference
+    Optimizer: TypeAlias = builder.Optimizer
+    SGD: TypeAlias = builder.SGD
+    Shape: TypeAlias = values.Shape
 
     @staticmethod
     def makeContext(block: Callable[[Builder], Any], *, options: CompileOptions | None = None) -> Context:
@@ -22,4 +29,4 @@ class BNNSGraph:
 
         What the function raises is not changed: errors name the operation and its operands.
         """
-        return make_context(block, options)
+        return context.make_context(block, options)

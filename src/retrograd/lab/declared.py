@@ -182,7 +182,7 @@ def methods() -> str:
     lines = [
         "# Written by retrograd.lab.declared.",
         "from collections.abc import Sequence",
-        "from typing import NamedTuple",
+        "from typing import Any, NamedTuple",
     ]
     lines += ["", "import numpy.typing as npt", "", "from ._graph_builder import Tensor"]
     kinds = sorted({label.kind for one in OPERATIONS.values() for label in one.labels if label.kind in ENUMERATIONS})
