@@ -56,7 +56,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/mypy
 	$(BIN)/python -m nanobind.stubgen -q -m retrograd._core -o build/_core.pyi
 	diff build/_core.pyi src/retrograd/_core.pyi  # the stub is generated: if it differs, copy it
-	$(BIN)/python -m retrograd.lab.declared --check src/retrograd/bnns/__init__.pyi src/retrograd/bnns/_constants.pyi docs/bnns.md
+	$(BIN)/python -m retrograd.lab.declared --check src/retrograd/bnns/__init__.pyi src/retrograd/bnns/_constants.pyi src/retrograd/bnns/_graph_methods.pyi docs/bnns.md
 	$(BIN)/python -m retrograd.lab.declared_mpsgraph --check src/retrograd/mpsgraph/__init__.pyi docs/mpsgraph.md
 	$(BIN)/clang-format --dry-run -Werror $(cpp) $(cpp_tests)
 

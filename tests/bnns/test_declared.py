@@ -17,7 +17,8 @@ MADE = [name for name in bnns.__all__ if declared.is_made(getattr(bnns, name))]
 
 
 @pytest.mark.parametrize(
-    "path", ["src/retrograd/bnns/__init__.pyi", "src/retrograd/bnns/_constants.pyi", "docs/bnns.md"]
+    "path",
+    [*(f"src/retrograd/bnns/{name}.pyi" for name in ("__init__", "_constants", "_graph_methods")), "docs/bnns.md"],
 )
 def test_files_are_as_the_declarations_say(path: str) -> None:
     assert declared.main(["--check", str(ROOT / path)]) == 0

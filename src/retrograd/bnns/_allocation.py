@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._buffers import elements_of
 from ._failure import Invalid, Unsupported
-from ._memory import Array, DType, data_type_of, elements_as
+from ._memory import Array, DType, data_type_of, dtype_of, elements_as
 
 if TYPE_CHECKING:
+    from ._array_size import BNNSTensor
     from ._structures import BNNSNDArrayDescriptor
     from ._swift_objects import RandomGenerator
     from ._swift_values import Shape
@@ -28,7 +31,7 @@ _OPTIONS: Final = {
 }
 
 
-def _dtype(scalarType: npt.DTypeLike) -> DType:
+def scalar_dtype(scalarType: npt.DTypeLike) -> DType:
     dtype: DType = np.dtype(_SCALARS.get(scalarType, scalarType))
     return dtype
 
@@ -45,7 +48,7 @@ class Allocating:
         """A descriptor of a new array of unspecified contents, with room for `batchSize` samples."""
         if batchSize < 1:
             raise ValueError(f"batchSize is {batchSize}, must be at least 1")
-        dtype = _dtype(scalarType)
+        dtype = scalar_dtype(scalarType)
         described = shape.descriptor(None, data_type_of(dtype))
         described.geometry()  # raises if there is no such array
         described.data = np.empty(shape.batchStride * batchSize, dtype)
@@ -117,10 +120,10 @@ class Allocating:
         cls, values: npt.ArrayLike, scalarType: npt.DTypeLike | None, shape: Shape, batchSize: int
     ) -> BNNSNDArrayDescriptor:
         if not isinstance(values, np.ndarray):
-            values = np.asarray(values, np.float32 if scalarType is None else _dtype(scalarType))
-        elif scalarType is not None and values.dtype != _dtype(scalarType):
+            values = np.asarray(values, np.float32 if scalarType is None else scalar_dtype(scalarType))
+        elif scalarType is not None and values.dtype != scalar_dtype(scalarType):
             raise ValueError(
-                f"initializingFrom has elements of type {values.dtype}, scalarType is {_dtype(scalarType)}"
+                f"initializingFrom has elements of type {values.dtype}, scalarType is {scalar_dtype(scalarType)}"
             )
         made = cls.allocateUninitialized(scalarType=values.dtype, shape=shape, batchSize=batchSize)
         if values.size != made.data.size:
@@ -135,7 +138,7 @@ class Allocating:
         from ._swift import BNNSError
 
         try:
-            geometry, dtype = self.geometry(), _dtype(of)
+            geometry, dtype = self.geometry(), scalar_dtype(of)
             if geometry.dtype != dtype:
                 raise Invalid(f"the elements are of type {geometry.dtype}, not {dtype}")
             copied: Array = elements_as(geometry, self.data, geometry.packed_stride * batchSize).copy()
@@ -172,3 +175,68 @@ def _draw(array: Array, bounds: Sequence[float], generator: np.random.Generator)
         array[...] = generator.integers(cast(int, low), cast(int, high), array.size, array.dtype, endpoint=True)
     else:
         array[...] = generator.uniform(low, high, array.size)
+
+
+class TensorMemory:
+    """What a ``BNNSTensor`` has in Swift. Strides count elements; without them it is contiguous."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def allocate(
+        *, initializingFrom: npt.ArrayLike, shape: Sequence[int] | None = None, stride: Sequence[int] | None = None
+    ) -> BNNSTensor:
+        """A tensor of new memory with these values, in their own shape or in another one."""
+        values = (
+            initializingFrom if isinstance(initializingFrom, np.ndarray) else np.asarray(initializingFrom, np.float32)
+        )
+        extents = values.shape if shape is None else tuple(shape)
+        made = TensorMemory.allocateUninitialized(scalarType=values.dtype, shape=extents, stride=stride)
+        if values.size != math.prod(extents):
+            raise ValueError(f"initializingFrom has {values.size} elements, but shape is {list(extents)}")
+        _tensor_view(made)[...] = values.reshape(extents)
+        return made
+
+    @staticmethod
+    def allocateUninitialized(
+        *, scalarType: npt.DTypeLike, shape: Sequence[int], stride: Sequence[int] | None = None
+    ) -> BNNSTensor:
+        """A tensor of new memory with unspecified contents."""
+        from ._array_size import BNNSTensor
+
+        dtype = scalar_dtype(scalarType)
+        steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))] if stride is None else list(stride)
+        if len(steps) != len(shape) or min(steps, default=0) < 0 or min(shape, default=0) < 0:
+            raise ValueError(f"shape is {list(shape)} and stride {steps}, which describe no array")
+        made = BNNSTensor(data_type=data_type_of(dtype), rank=len(shape), shape=shape, stride=steps)
+        span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+        made.data = np.empty(span, dtype)
+        made.data_size_in_bytes = made.data.nbytes
+        return made
+
+    def deallocate(self) -> None:
+        """Forget the memory."""
+        tensor = cast("BNNSTensor", self)
+        tensor.data, tensor.data_size_in_bytes = None, 0
+
+    def makeArray(self, *, of: npt.DTypeLike) -> Array:
+        """The elements as a new array, in the tensor's shape."""
+        tensor = cast("BNNSTensor", self)
+        view = _tensor_view(tensor)
+        if view.dtype != scalar_dtype(of):
+            raise ValueError(f"the tensor has elements of type {view.dtype}, of is {scalar_dtype(of)}")
+        copy: Array = view.copy()
+        return copy
+
+
+def _tensor_view(tensor: BNNSTensor) -> Array:
+    """The memory of a tensor, in its shape."""
+    dtype, rank = dtype_of(tensor.data_type), tensor.rank
+    steps = [stride * dtype.itemsize for stride in tensor.stride[:rank]]
+    if tensor.data is None:
+        raise Invalid("the tensor has no data")
+    memory = elements_of(tensor.data)[0]
+    if not memory.flags.c_contiguous:
+        memory = np.ascontiguousarray(memory)
+    view: Array = np.ndarray(tuple(tensor.shape[:rank]), dtype, memory, 0, steps)
+    return view

@@ -256,6 +256,11 @@ class Recording:
                 waiting.extend(call.after)
         return found
 
+    def calls_for(self, targets: Sequence[Symbol]) -> list[Call]:
+        """The calls that targets depend on, in the order in which they were made."""
+        needed = self._ancestors(targets)
+        return [call for call in self.calls if call in needed]
+
     def placeholders(self, targets: Sequence[Symbol], assigns: Sequence[Call] = ()) -> list[Symbol]:
         """The placeholders that targets depend on, in the order in which they were made."""
         needed = self._ancestors(targets, assigns)

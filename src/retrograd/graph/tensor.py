@@ -188,7 +188,7 @@ class Variable(Operators):
         given = np.asarray(value, dtype)
         if given.dtype not in DTYPES:
             raise TypeError(f"Variable: value has dtype {given.dtype}, must be one of {_names(DTYPES)}")
-        self.spec = Spec(given.shape, given.dtype.newbyteorder("="))
+        self.spec = Spec(given.shape, np.dtype(given.dtype.type))  # the one that native arrays have
         self._value = aligned(self.spec)
         self._value[...] = given
         self.name = name

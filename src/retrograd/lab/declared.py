@@ -1,6 +1,6 @@
 """What is written from the declarations of retrograd.bnns: its type stubs, and the table of functions in the docs.
 
-    python -m retrograd.lab.declared src/retrograd/bnns/{__init__,_constants}.pyi docs/bnns.md
+    python -m retrograd.lab.declared src/retrograd/bnns/{__init__,_constants,_graph_methods}.pyi docs/bnns.md
 
 ``make lint`` runs it with ``--check``, which fails if a file is not as this module writes it. The stub imports what
 type checkers see in the modules of the package, and spells out what is made when they are imported. The stub of the
@@ -20,10 +20,14 @@ from typing import Any, Final
 from .. import bnns
 from ..bnns import _constants, _declare
 from ..bnns._filter import BNNSFilter
+from ..bnns._graph_methods import REFLECTED
+from ..bnns._graph_operations import KINDS, OPERATIONS, OPERATORS
+from ..bnns._graph_values import ENUMERATIONS
 from ..bnns._swift import NAMESPACE
 from ..bnns._swift_values import ArithmeticBinaryFunction, ArithmeticUnaryFunction, RelationalOperator
 
 _MARKS: Final = "<!-- functions: written by retrograd.lab.declared -->", "<!-- end of functions -->"
+_GRAPH_MARKS: Final = "<!-- operations: written by retrograd.lab.declared -->", "<!-- end of operations -->"
 _SUBJECTS: Final = {  # modules whose names say too little
     "apply": "all filters",
     "filter": "all filters",
@@ -161,14 +165,69 @@ def table() -> str:
     return "\n".join(["| subject | functions |", "|---|---|", *rows])
 
 
+def operations() -> str:
+    """A row for each group of the operations of BNNSGraph's tensors."""
+    groups: dict[str, list[str]] = {}
+    for one in OPERATIONS.values():
+        labels = ", ".join(f"{label.name}{'?' * label.optional}" for label in one.labels)
+        doc = one.doc.replace("``", "`").replace("|", "\\|")
+        call = f"`{one.name}`" if one.group == "operators" and one.name in OPERATORS else f"`{one.name}` ({labels})"
+        groups.setdefault(one.group, []).append(f"{call.replace('|', chr(92) + '|')}: {doc}")
+    rows = [f"| {group} | {'<br>'.join(calls)} |" for group, calls in groups.items()]
+    return "\n".join(["| group | operations |", "|---|---|", *rows])
+
+
+def methods() -> str:
+    """The stub of the methods of BNNSGraph's tensors."""
+    lines = [
+        "# Written by retrograd.lab.declared.",
+        "from collections.abc import Sequence",
+        "from typing import Any, NamedTuple",
+    ]
+    lines += ["", "import numpy.typing as npt", "", "from ._graph_builder import Tensor"]
+    kinds = sorted({label.kind for one in OPERATIONS.values() for label in one.labels if label.kind in ENUMERATIONS})
+    lines += [f"from ._graph_values import {', '.join(f'{kind} as {kind}' for kind in kinds)}", ""]
+    results = dict.fromkeys(one.results for one in OPERATIONS.values() if one.results)
+    for names in results:
+        lines += [f"class {_results_name(names)}(NamedTuple):", *(f"    {name}: Tensor" for name in names), ""]
+    lines += ["REFLECTED: tuple[str, ...]", "RESULTS: dict[tuple[str, ...], Any]", "", "class Methods:"]
+    for one in OPERATIONS.values():
+        answer = _results_name(one.results) if one.results else "Tensor"
+        if one.name in OPERATORS:
+            name, other = OPERATORS[one.name], ", other: Tensor | npt.ArrayLike" * bool(one.labels)
+            ignored = "  # type: ignore[override]" if name in ("eq", "ne") else ""
+            lines.append(f"    def __{name}__(self{other}) -> Tensor: ...{ignored}")
+            if name in REFLECTED:
+                lines.append(f"    def __r{name}__(self{other}) -> Tensor: ...")
+            continue
+        parts = ["self"]
+        for label in one.labels:
+            if not label.positional and "*" not in parts:
+                parts.append("*")
+            kind = "Tensor | npt.ArrayLike" if label.kind == "tensor" else _type(KINDS[label.kind].annotation)
+            kind = label.kind if label.kind in ENUMERATIONS else "npt.DTypeLike" if label.kind == "dtype" else kind
+            default = "" if label.default is inspect.Parameter.empty else " = ..."
+            parts.append(f"{label.name}: {kind}{' | None' * label.optional}{default}")
+        lines.append(f"    def {one.name}({', '.join(parts)}) -> {answer}: ...")
+    return "\n".join([*lines, ""])
+
+
+def _results_name(names: tuple[str, ...]) -> str:
+    return "".join(name[0].upper() + name[1:] for name in names)
+
+
 def written(path: Path) -> str:
     """The text of a file as it should be."""
     if path.suffix == ".pyi":
-        return constants() if path.stem == "_constants" else stub()
-    before, mark, rest = path.read_text(encoding="utf-8").partition(_MARKS[0])
-    if not mark:
-        raise SystemExit(f"{path} has no line {_MARKS[0]!r}")
-    return f"{before}{mark}\n\n{table()}\n\n{_MARKS[1]}{rest.partition(_MARKS[1])[2]}"
+        makers = {"_constants": constants, "_graph_methods": methods}
+        return makers.get(path.stem, stub)()
+    text = path.read_text(encoding="utf-8")
+    for (start, end), made in ((_MARKS, table()), (_GRAPH_MARKS, operations())):
+        before, mark, rest = text.partition(start)
+        if not mark:
+            raise SystemExit(f"{path} has no line {start!r}")
+        text = f"{before}{mark}\n\n{made}\n\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 def main(arguments: list[str]) -> int:
