@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from retrograd.bnns import _graph_mil_shape  # noqa: F401 (its operations are in the table)
 from retrograd.bnns._graph_coreml import read_model
-from retrograd.bnns._graph_mil import OPERATIONS
+from retrograd.bnns._graph_mil_shape import OPERATIONS
 from support.arrays import Array
 from support.coreml import inferred, package, run
 
@@ -333,8 +332,8 @@ add("lstm", {"x": SEQUENCE, "initial_h": STATE, "initial_c": draw(SAMPLES, HIDDE
 add("shape", {"x": X}, lambda torch, x: torch.tensor(x.shape, dtype=torch.int32))
 add("reshape", {"x": draw(2, 3, 4)}, shape=[4, -1])
 add("reshape", {"x": draw(2, 3, 4)}, shape=[0, -1, 2])
-add("reshape_like", {"x": draw(6, 4), "ref_tensors": (draw(2, 5), draw(7, 3, 4))}, lambda t, x, *_, **__: x.reshape(2, 3, 4),
-    begins=[0, 1], ends=[1, 2], end_masks=[False, True])  # fmt: skip
+add("reshape_like", {"x": draw(6, 4), "ref_tensors": (draw(2, 5), draw(7, 3, 4))},
+    lambda t, x, *_, **__: x.reshape(2, 3, 4), begins=[0, 1], ends=[1, 2], end_masks=[False, True])  # fmt: skip
 for axis in (1, -1):
     add("flatten2d", {"x": draw(2, 3, 4)}, axis=axis)
 add("flatten2d", {"x": draw(2, 3, 4)}, lambda torch, x, axis: x.reshape(1, 24), axis=0)
@@ -484,7 +483,9 @@ def test_every_operation_has_a_case() -> None:
 
 
 def named(case: Case) -> str:
-    shapes = "_".join("x".join(map(str, np.shape(v))) or "scalar" for v in case.inputs.values() if not isinstance(v, (list, tuple)))
+    shapes = "_".join(
+        "x".join(map(str, np.shape(v))) or "scalar" for v in case.inputs.values() if not isinstance(v, (list, tuple))
+    )
     return f"{case.kind}-{shapes}"
 
 

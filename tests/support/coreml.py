@@ -36,21 +36,21 @@ def quiet() -> Iterator[Any]:
 def package(
     path: Path,
     build: Callable[..., Any],
-    inputs: Sequence[Any],
+    examples: Sequence[Any],
     *,
     target: str = "iOS16",
     half: bool = False,
     optimized: bool = False,
     **options: Any,
 ) -> Path:
-    """Write the program that `build` makes with MIL's builder, for placeholders like `inputs`: arrays or specs."""
+    """Write the program that `build` makes with MIL's builder, for inputs like `examples`: arrays or specs."""
     with quiet() as ct:
         from coremltools.converters.mil import Builder
         from coremltools.converters.mil.mil import Function, Program, types
 
-        kinds = {"f": types.fp16 if half else types.fp32, "i": types.int32, "b": types.bool}
+        kinds = {"f": types.fp32, "i": types.int32, "b": types.bool}
         specs = [
-            Builder.TensorSpec(i.shape, dtype=kinds[i.dtype.kind]) if isinstance(i, np.ndarray) else i for i in inputs
+            Builder.TensorSpec(i.shape, dtype=kinds[i.dtype.kind]) if isinstance(i, np.ndarray) else i for i in examples
         ]
         version = getattr(ct.target, target)
         program = Program()

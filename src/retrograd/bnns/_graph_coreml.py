@@ -19,9 +19,9 @@ import numpy as np
 from ..graph import Recording, Symbol, Tensor, Variable
 from ..graph.tensor import current_graph, trace
 from ..ops._types import Array
-from . import _graph_mil_shape as _  # its operations are in the table
 from ._failure import Invalid, Unsupported, advise
-from ._graph_mil import OPERATIONS, Mil
+from ._graph_mil import Mil
+from ._graph_mil_shape import OPERATIONS  # all of them
 from ._graph_model import Function, Model
 
 __all__ = ["CoreMLModel", "read_model", "write_parameters"]
@@ -211,8 +211,8 @@ def read_model(path: str | os.PathLike[str], function: str | None = None) -> Cor
     try:
         package = read_package(place)
         with quiet():
-            load = loader(package)
-            return _Reader(package, load).model(function)
+            reader = _Reader(package, loader(package))
+            model = reader.model(function)
     except (Invalid, Unsupported) as error:
         raise type(error)(f"{path}: {error}") from None
     except ImportError as error:
@@ -220,6 +220,12 @@ def read_model(path: str | os.PathLike[str], function: str | None = None) -> Cor
     except Exception as error:  # coremltools and protobuf have exceptions of their own for damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise Invalid(f"{path} cannot be read as a Core ML package: {reason}") from None
+    if reader.half:
+        advise(
+            f"{path}: it has float16 tensors, which are computed in float32 here; parameters are rounded to float16 "
+            "when they are written back"
+        )
+    return model
 
 
 def _block(function: Any) -> Any:
@@ -270,11 +276,6 @@ class _Reader:
             kinds = (f"{kind} ({count} times)" if count > 1 else kind for kind, count in sorted(self.unknown.items()))
             parts = [f"operations that are not supported: {', '.join(kinds)}"] if self.unknown else []
             raise Unsupported("; ".join([*parts, *self.refused]))
-        if self.half:
-            advise(
-                f"{self.package.path}: it has float16 tensors, which are computed in float32 here; parameters are "
-                "rounded to float16 when they are written back"
-            )
         return self.made
 
     def _function(self, name: str, function: Any) -> Function:
@@ -522,9 +523,7 @@ class _Reader:
             )
             if not same or dtype != result.dtype:
                 stated = "unknown shape" if shape is None else list(shape)
-                raise Invalid(
-                    f"the result is {result.dtype} {list(result.shape)}, but the file says {dtype} {stated}"
-                )
+                raise Invalid(f"the result is {result.dtype} {list(result.shape)}, but the file says {dtype} {stated}")
 
     # ---- states and compressed constants ----
 
@@ -571,7 +570,7 @@ class _Reader:
         return _Known(found)
 
 
-def _affine(shape: tuple[int, ...], *, quantized_data: Any, zero_point: Any, scale: Any, axis: Any) -> Array:
+def _affine(shape: tuple[int, ...], /, *, quantized_data: Any, zero_point: Any, scale: Any, axis: Any) -> Array:
     def along(value: Any) -> Array:
         array = np.asarray(value, np.float32)
         if not array.ndim:
@@ -582,7 +581,7 @@ def _affine(shape: tuple[int, ...], *, quantized_data: Any, zero_point: Any, sca
     return found
 
 
-def _blockwise(shape: tuple[int, ...], *, data: Any, scale: Any, offset: Any = None) -> Array:
+def _blockwise(shape: tuple[int, ...], /, *, data: Any, scale: Any, offset: Any = None) -> Array:
     """A scale, and an offset, for each block of equal size."""
 
     def spread(value: Any) -> Array:
@@ -604,7 +603,7 @@ def _bits(packed: Any, width: int, count: int) -> Array:
     return bits.reshape(count, width).astype(np.int64) @ (1 << np.arange(width))
 
 
-def _looked_up(shape: tuple[int, ...], *, indices: Any, lut: Any, **given: Any) -> Array:
+def _looked_up(shape: tuple[int, ...], /, *, indices: Any, lut: Any, **given: Any) -> Array:
     if "shape" not in given:
         raise Unsupported("lookup tables with blocks are not supported")
     table, count = np.asarray(lut), int(np.prod(shape))
@@ -612,7 +611,7 @@ def _looked_up(shape: tuple[int, ...], *, indices: Any, lut: Any, **given: Any) 
     return found
 
 
-def _sparse(shape: tuple[int, ...], *, nonzero_data: Any, mask: Any, **given: Any) -> Array:
+def _sparse(shape: tuple[int, ...], /, *, nonzero_data: Any, mask: Any, **given: Any) -> Array:
     if "shape" not in given:
         raise Unsupported("masks of single bits are not supported")
     dense = np.zeros(int(np.prod(shape)), np.float32)
@@ -623,7 +622,7 @@ def _sparse(shape: tuple[int, ...], *, nonzero_data: Any, mask: Any, **given: An
 _CONSTEXPR: Final[dict[str, Callable[..., Array]]] = {
     "constexpr_affine_dequantize": _affine,
     "constexpr_blockwise_shift_scale": _blockwise,
-    "constexpr_cast": lambda shape, *, source_val, output_dtype: np.asarray(source_val, np.float32).reshape(shape),
+    "constexpr_cast": lambda shape, /, *, source_val, output_dtype: np.asarray(source_val, np.float32).reshape(shape),
     "constexpr_lut_to_dense": _looked_up,
     "constexpr_sparse_to_dense": _sparse,
 }

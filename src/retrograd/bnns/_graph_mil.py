@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from .. import graph as G
-from ..graph import Operand, Tensor
+from ..graph import Tensor
 from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.recurrent.types import GruActivations, GruWeights, LstmActivations, LstmWeights, RnnWeights
@@ -220,7 +220,7 @@ def _index_reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reduced
 
 
-_REDUCTIONS: Final = {
+_REDUCTIONS: Final[dict[str, Callable[..., Tensor]]] = {
     "sum": G.sum, "mean": G.mean, "max": G.max, "min": G.min, "prod": G.prod, "sum_square": G.sum_of_squares,
     "log_sum_exp": G.logsumexp, "l1_norm": G.l1_norm, "l2_norm": G.l2_norm, "log_sum": G.log_sum,
 }  # fmt: skip
@@ -286,7 +286,7 @@ def _einsum(*values: Tensor, equation: str) -> Tensor:
     ranks = {len(part) for part in parts}
     if len(values) != 2 or len(parts) != 3 or ranks - {3, 4} or len(ranks) != 1:
         raise ValueError(f"equation is {equation!r}, must be like 'nchw,nwhu->nchu' or 'chw,whr->chr'")
-    (*n, c, h, w), second, result = parts
+    (*n, c, h, w), second, result = list(parts[0]), parts[1], parts[2]
     last = second[-1]
     if len({*n, c, h, w, last}) != len(n) + 4 or (second, result) != (
         "".join((*n, w, h, last)),
@@ -502,9 +502,7 @@ def _l2_norm(x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
 
 
 @mil
-def _local_response_norm(
-    x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> Tensor:
+def _local_response_norm(x: Tensor, *, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
     width, (n, c) = int(size), x.shape[:2]
     squares = G.reshape(G.square(x), (n, 1, c, math.prod(x.shape[2:])))
     around = [(width // 2, (width - 1) // 2), (0, 0)]
@@ -515,7 +513,7 @@ def _local_response_norm(
 # ---- recurrent layers ------------------------------------------------------------------------------------------------
 
 # MIL has no parameters of these activations; docs/apple.md says how that is read.
-_GATES: Final = {
+_GATES: Final[dict[str, str | Activation]] = {
     "tanh": "tanh", "sigmoid": "sigmoid", "relu": "relu", "linear": "identity",
     "hard_sigmoid": Activation("hard_sigmoid", 0.2, 0.5), "scaled_tanh": Activation("scaled_tanh", 1.0, 1.0),
 }  # fmt: skip
@@ -579,7 +577,7 @@ def _lstm(
             i, f, o = G.split(eyes, 3)
             eyes = G.concatenate([i, f, G.zeros(i.shape, i.dtype), o])
         parts: list[Any] = [_ordered(part, (0, 1, 3, 2)) for part in (wx, wh, b)]
-        return LstmWeights(*parts, peephole=eyes)  # type: ignore[arg-type]
+        return LstmWeights(*parts, eyes)
 
     r = _gate(recurrent_activation)
     activations = LstmActivations(r, r, _gate(cell_activation), r, _gate(activation))

@@ -12,9 +12,9 @@ from .. import graph as G
 from ..graph import Tensor
 from ..graph.tensor import current_graph
 from ..ops._types import Array
-from ._graph_mil import BOOL, I32, as_dtype, axis_of, bools, by_floats, ints, mil
+from ._graph_mil import BOOL, I32, OPERATIONS, as_dtype, axis_of, bools, by_floats, ints, mil
 
-__all__: list[str] = []
+__all__ = ["OPERATIONS"]
 
 _MOST: Final = 1 << 26  # elements of a range
 
@@ -301,7 +301,9 @@ def _range_1d(*, end: Any, start: Any, step: Any) -> Tensor:
     first, last, by = (np.asarray(v).reshape(()) for v in (start, end, step))
     if by == 0 or (last - first) / by > _MOST:
         raise ValueError(f"start is {first}, end {last} and step {by}: too many elements")
-    return _constant(np.arange(first, last, by).astype(I32 if first.dtype.kind == "i" else np.float32))
+    return _constant(
+        np.arange(first.item(), last.item(), by.item()).astype(I32 if first.dtype.kind == "i" else np.float32)
+    )
 
 
 @mil
