@@ -27,6 +27,7 @@ from . import (
     _fully_connected,
     _fused,
     _gather,
+    _graph,
     _loss,
     _lstm,
     _matmul,
@@ -45,17 +46,23 @@ from . import (
 )
 
 __all__ = ["BNNS", "SIZE_MAX", "Address", "FusableLayerParameters", "last_error", "seed_dropout"]
+__all__ += ["BNNSGraph"]  # Swift's, as BNNS is: imported when it is first used
+__all__ += [_name for _name in vars(_graph) if _name.startswith("bnns_")]
 
 # What begins with BNNS is Apple's, and public in whichever module it is.
 for _module in [_value for _value in globals().values() if isinstance(_value, ModuleType)]:
     for _name, _value in vars(_module).items():
         if _name in __all__ or (_name.startswith("BNNS") and _name not in globals()):
             globals()[_name] = _value
-__all__ += [_name for _name in globals() if _name.startswith("BNNS")]
+__all__ += [_name for _name in globals() if _name.startswith("BNNS") and _name not in __all__]
 
 
 def __getattr__(name: str) -> object:
-    """Import the Swift interface when it is first used."""
+    """Import the Swift interfaces when they are first used."""
+    if name == "BNNSGraph":
+        from . import _graph_swift
+
+        return globals().setdefault(name, _graph_swift.BNNSGraph)
     if name not in ("BNNS", "FusableLayerParameters"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from . import _swift_namespace

@@ -28,7 +28,7 @@ _OPTIONS: Final = {
 }
 
 
-def _dtype(scalarType: npt.DTypeLike) -> DType:
+def scalar_dtype(scalarType: npt.DTypeLike) -> DType:
     dtype: DType = np.dtype(_SCALARS.get(scalarType, scalarType))
     return dtype
 
@@ -45,7 +45,7 @@ class Allocating:
         """A descriptor of a new array of unspecified contents, with room for `batchSize` samples."""
         if batchSize < 1:
             raise ValueError(f"batchSize is {batchSize}, must be at least 1")
-        dtype = _dtype(scalarType)
+        dtype = scalar_dtype(scalarType)
         described = shape.descriptor(None, data_type_of(dtype))
         described.geometry()  # raises if there is no such array
         described.data = np.empty(shape.batchStride * batchSize, dtype)
@@ -117,10 +117,10 @@ class Allocating:
         cls, values: npt.ArrayLike, scalarType: npt.DTypeLike | None, shape: Shape, batchSize: int
     ) -> BNNSNDArrayDescriptor:
         if not isinstance(values, np.ndarray):
-            values = np.asarray(values, np.float32 if scalarType is None else _dtype(scalarType))
-        elif scalarType is not None and values.dtype != _dtype(scalarType):
+            values = np.asarray(values, np.float32 if scalarType is None else scalar_dtype(scalarType))
+        elif scalarType is not None and values.dtype != scalar_dtype(scalarType):
             raise ValueError(
-                f"initializingFrom has elements of type {values.dtype}, scalarType is {_dtype(scalarType)}"
+                f"initializingFrom has elements of type {values.dtype}, scalarType is {scalar_dtype(scalarType)}"
             )
         made = cls.allocateUninitialized(scalarType=values.dtype, shape=shape, batchSize=batchSize)
         if values.size != made.data.size:
@@ -135,7 +135,7 @@ class Allocating:
         from ._swift import BNNSError
 
         try:
-            geometry, dtype = self.geometry(), _dtype(of)
+            geometry, dtype = self.geometry(), scalar_dtype(of)
             if geometry.dtype != dtype:
                 raise Invalid(f"the elements are of type {geometry.dtype}, not {dtype}")
             copied: Array = elements_as(geometry, self.data, geometry.packed_stride * batchSize).copy()

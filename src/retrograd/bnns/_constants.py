@@ -155,3 +155,13 @@ _enumeration(
 
 # BNNSLossReductionFunction
 _enumeration("BNNSLossReduction", "None Sum WeightedMean Mean NonZeroWeightMean")
+
+# BNNSGraphArgumentIntent, BNNSGraphArgumentType, BNNSGraphOptimizationPreference, BNNSGraphMessageLevel
+_enumeration("BNNSGraphArgumentIntent", "In Out InOut", first=1)
+BNNSGraphArgumentTypePointer = 0
+BNNSGraphArgumentTypeTensor = 2
+_enumeration("BNNSGraphOptimizationPreference", "Performance IRSize")
+BNNSGraphMessageLevelInfo = 1
+BNNSGraphMessageLevelUnsupported = 2
+BNNSGraphMessageLevelWarning = 4
+BNNSGraphMessageLevelError = 8

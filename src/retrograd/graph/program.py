@@ -209,6 +209,19 @@ class Program:
             self._raise(problem, False)
         return self._result(results)
 
+    def run_into(self, arguments: Sequence[Array], results: Sequence[Array], *, num_threads: int | None = None) -> None:
+        """One run that writes to the arrays `results`, which have the `specs` and are contiguous. It allocates none."""
+        threads = 0 if num_threads is None else _args.thread_count(num_threads)
+        self._runs += 1
+        problem = self._core.run(tuple(arguments), tuple(results), 1, False, threads, None)
+        if problem is not None:
+            self._solve(problem, arguments, tuple(results), 1, False, threads, None)
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The shapes and dtypes of the results."""
+        return tuple(self._specs)
+
     def _result(self, results: tuple[Array, ...]) -> Any:
         if self._is_scalar:
             return results[0].item()
