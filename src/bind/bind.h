@@ -17,6 +17,7 @@ void bind_pooling(nanobind::module_& module);
 void bind_program(nanobind::module_& module);
 void bind_batched(nanobind::module_& module);
 void bind_gather(nanobind::module_& module);
+void bind_random(nanobind::module_& module);
 void bind_reduce(nanobind::module_& module);
 void bind_scan(nanobind::module_& module);
 void bind_softmax(nanobind::module_& module);

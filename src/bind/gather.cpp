@@ -1,4 +1,4 @@
-// Gather and scatter-add along the middle axis of arrays [outer, n, inner].
+// Gather and scatter along the middle axis of arrays [outer, n, inner].
 #include "../core/dense/gather.h"
 
 #include <nanobind/stl/optional.h>
@@ -20,6 +20,17 @@ Element element_with(nb::handle array, int64_t item) {
         if (item_size(element) == item && is_dtype(dtype, element)) return element;
     }
     return item == 8 ? Element::f64 : item == 4 ? Element::f32 : item == 2 ? Element::f16 : Element::u8;
+}
+
+// The one of these that the elements of an array are; the first, which is then refused, if they are none.
+Element element_among(nb::handle array, std::initializer_list<Element> all) {
+    if (Py_TYPE(array.ptr()) == numpy().ndarray) {
+        PyObject* const dtype = reinterpret_cast<const ArrayObject*>(array.ptr())->dtype;
+        for (const Element element : all) {
+            if (is_dtype(dtype, element)) return element;
+        }
+    }
+    return *all.begin();
 }
 
 // Whether all indices are in range; in a program, checked in every run. The last check of a call.
@@ -114,6 +125,49 @@ Outcome scatter_along_add(bool f64, nb::handle dy, nb::handle indices, nb::handl
     return scatter_any(true, f64, dy, indices, dx, accumulate, overlap_checked, threads);
 }
 
+template <class T>
+void run_scatter(ScatterMode mode, bool along, const View& updates, const View& indices, const View& y, int threads) {
+    ScatterCall<T> call;
+    call.mode = mode;
+    call.outer = updates.extent(0);
+    call.count = updates.extent(1);
+    call.inner = updates.extent(2);
+    call.indices = static_cast<const int64_t*>(indices.data());
+    call.along = along;
+    call.updates = cube<const T>(updates);
+    call.y = cube<T>(y);
+    run_driver<nb::handle>(double(updates.elements()), threads, call, rg::scatter<T>);
+}
+
+Outcome scatter(int mode, bool along, nb::handle updates_array, nb::handle indices_array, nb::handle y_array,
+                bool overlap_checked, int threads) {
+    if (mode < 0 || mode >= int(std::size(kScatterModes))) throw nb::value_error("no such mode");
+    const Element element = element_among(y_array, {Element::f32, Element::f64, Element::i64, Element::i32});
+    const bool integers = element == Element::i64 || element == Element::i32;
+    if (integers && ScatterMode(mode) == ScatterMode::divide) throw nb::value_error("integers are not divided");
+    Call call;
+    const View updates(call, updates_array, "updates", element), indices(call, indices_array, "indices", Element::i64),
+        y(call, y_array, "out", element, Access::write);
+    for (const View* v : {&updates, &y}) v->require().check_axes(3);
+    y.check_shape({updates.extent(0), y.extent(1), updates.extent(2)});
+    check_indices_of(indices, updates, along);
+    if (!overlap_checked) call.check_overlap();
+    if (!call.refused()) check_range(indices, y.extent(1));
+    if (call.refused()) return call.refusal();
+    const auto run = element == Element::f64   ? run_scatter<double>
+                     : element == Element::i64 ? run_scatter<int64_t>
+                     : element == Element::i32 ? run_scatter<int32_t>
+                                               : run_scatter<float>;
+    run(ScatterMode(mode), along, updates, indices, y, threads);
+    return {};
+}
+
+nb::tuple scatter_modes() {
+    nb::list names;
+    for (const char* name : kScatterModes) names.append(name);
+    return nb::tuple(names);
+}
+
 }  // namespace
 
 void bind_gather(nb::module_& m) {
@@ -127,6 +181,10 @@ void bind_gather(nb::module_& m) {
     m.def("scatter_along_add", &scatter_along_add, nb::arg("f64"), nb::arg("dy"), nb::arg("indices"), nb::arg("dx"),
           nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"),
           "dx[o, indices[o, j, i], i] += dy[o, j, i], in the order of j.");
+    m.def("scatter_modes", &scatter_modes, "The names of the modes of scatter, in the order of their numbers.");
+    m.def("scatter", &scatter, nb::arg("mode"), nb::arg("along"), nb::arg("updates"), nb::arg("indices"), nb::arg("y"),
+          nb::arg("overlap_checked"), nb::arg("threads"),
+          "y[o, indices[j], i] = f(y, updates[o, j, i]), in the order of j; with `along`, indices[o, j, i].");
 }
 
 }  // namespace rg::bind

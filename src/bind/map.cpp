@@ -49,6 +49,9 @@ void read_steps(const std::vector<Step>& steps, bool integers, MapCall& map) {
         if (code < 0 || code >= kMapOperationCount) throw nb::value_error("an operation of a map does not exist");
         const MapOperationEntry& entry = kMapOperations[code];
         if (integers && !entry.integers) throw nb::value_error("an operation of a map is not one of integers");
+        if (!integers && only_integers(MapOperation(code))) {
+            throw nb::value_error("an operation of a map is one of integers");
+        }
         map.step[s] = {static_cast<MapOperation>(code), {0, 0, 0}};
         const int argument[3] = {a, b, c};
         for (int k = 0; k < entry.arity; ++k) {

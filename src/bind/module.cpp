@@ -128,6 +128,7 @@ NB_MODULE(_core, m) {
     bind_program(m);
     bind_batched(m);
     bind_gather(m);
+    bind_random(m);
     bind_reduce(m);
     bind_scan(m);
     bind_softmax(m);

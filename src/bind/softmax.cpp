@@ -99,6 +99,37 @@ Outcome cumulative_sum(bool f64, nb::handle x_array, nb::handle y_array, bool ex
 }
 
 template <class A>
+void run_cumulative_extreme(bool largest, bool reverse, const View& x, const View& y, const View& indices,
+                            int threads) {
+    CumulativeExtremeCall<A> call;
+    call.largest = largest;
+    call.reverse = reverse;
+    call.outer = x.extent(0);
+    call.n = x.extent(1);
+    call.inner = x.extent(2);
+    call.x = cube<const A>(x);
+    call.y = cube<A>(y);
+    call.indices = cube<int64_t>(indices);
+    run_driver<nb::handle>(2 * double(x.elements()), threads, call, rg::cumulative_extreme<A>);
+}
+
+Outcome cumulative_extreme(bool f64, nb::handle x_array, nb::handle y_array, nb::handle indices_array, bool largest,
+                           bool reverse, bool overlap_checked, int threads) {
+    Call call;
+    const View x(call, x_array, "x", element_of(f64)), y(call, y_array, "out", element_of(f64), Access::write),
+        indices(call, indices_array, "indices", Element::i64, Access::write);
+    for (const View* v : {&x, &y, &indices}) {
+        v->require().check_axes(3);
+        v->check_shape({x.extent(0), x.extent(1), x.extent(2)});
+    }
+    if (!overlap_checked) call.check_overlap();
+    if (call.refused()) return call.refusal();
+    f64 ? run_cumulative_extreme<double>(largest, reverse, x, y, indices, threads)
+        : run_cumulative_extreme<float>(largest, reverse, x, y, indices, threads);
+    return {};
+}
+
+template <class A>
 void run_top_k(bool largest, const View& x, const View& values, const View& indices, int threads) {
     TopKCall<A> call;
     call.largest = largest;
@@ -142,6 +173,9 @@ void bind_softmax(nb::module_& m) {
     m.def("cumulative_sum", &cumulative_sum, nb::arg("f64"), nb::arg("x"), nb::arg("y"), nb::arg("exclusive"),
           nb::arg("reverse"), nb::arg("overlap_checked"), nb::arg("threads"),
           "y = the cumulative sums of x [outer, n, inner] along n.");
+    m.def("cumulative_extreme", &cumulative_extreme, nb::arg("f64"), nb::arg("x"), nb::arg("y"), nb::arg("indices"),
+          nb::arg("largest"), nb::arg("reverse"), nb::arg("overlap_checked"), nb::arg("threads"),
+          "y = the largest or smallest elements so far of x [outer, n, inner] along n, and their indices.");
     m.def("top_k", &top_k, nb::arg("f64"), nb::arg("x"), nb::arg("values"), nb::arg("indices"), nb::arg("largest"),
           nb::arg("overlap_checked"), nb::arg("threads"),
           "The k largest or smallest elements of each row, in order, and their indices.");

@@ -322,6 +322,43 @@ def test_second_derivatives(name: str) -> None:
 DIRECTION = normal(4, 4, seed=6)
 
 
+def test_several_results_with_seeds() -> None:
+    """The gradients of a sum of products, one of whose factors is given."""
+
+    def of_sum(x: graph.Tensor, w: graph.Tensor, dy: graph.Tensor, dc: graph.Tensor) -> Any:
+        y, hn, cn = graph.lstm(x, (w, w))
+        return graph.gradients((y * dy).sum() + (cn * dc).sum() + hn.sum(), [x, w])
+
+    def of_seeds(x: graph.Tensor, w: graph.Tensor, dy: graph.Tensor, dc: graph.Tensor) -> Any:
+        y, hn, cn = graph.lstm(x, (w, w))
+        return graph.gradients([y, cn, hn.sum()], [x, w], seed=[dy, dc, None])
+
+    arrays = normal(5, 2, 3), normal(12, 3), normal(5, 2, 3), normal(2, 3)
+    for got, expected in zip(evaluated(of_seeds, *arrays), evaluated(of_sum, *arrays), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12)
+
+    def twice(x: graph.Tensor) -> Any:
+        y = x * 3.0
+        return graph.gradients([y, y], [x], seed=[graph.ones((4,), float), graph.full((4,), 2.0, float)])
+
+    np.testing.assert_array_equal(evaluated(twice, normal(4))[0], np.full(4, 9.0))
+
+
+@pytest.mark.parametrize(
+    ("of", "seed", "message"),
+    [
+        (lambda x: [x, x], lambda x: x, "seed must be a sequence"),
+        (lambda x: [x, x], lambda x: [x], "of has 2 tensors, and seed 1"),
+        (lambda x: [], lambda x: None, "of has 0 tensors"),
+        (lambda x: [x, x.sum()], lambda x: None, r"of has shape \(4,\)"),
+        (lambda x: [x], lambda x: [x[:2]], r"seed is float64\[2\], but the tensor is float64\[4\]"),
+    ],
+)
+def test_seeds_that_do_not_fit(of: Callable[..., Any], seed: Callable[..., Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        graph.trace(lambda x: graph.gradients(of(x), [x], seed=seed(x)), [graph.spec((4,), float)])
+
+
 def test_third_derivatives() -> None:
     def function(x: graph.Tensor) -> Any:
         found = [(x**4).sum()]
@@ -341,7 +378,7 @@ def test_third_derivatives() -> None:
     [
         (lambda x: graph.gelu(x), "activation_backward"),
         (lambda x: graph.layer_norm(x), "norm_backward"),
-        (lambda x: graph.max_pool(x.reshape(1, 1, 4, 4), 2) * x[0, 0], "pool_backward"),
+        (lambda x: graph.l2_pool(x.reshape(1, 1, 4, 4), 2) * x[0, 0], "pool_backward"),
         (lambda x: graph.lstm(x.reshape(4, 1, 4), (np.ones((4, 4)), np.ones((4, 1)))).y, "lstm_backward"),
     ],
 )

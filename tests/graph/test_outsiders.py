@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,55 +12,38 @@ from retrograd import graph
 from retrograd.lab.graphs import outcome
 from support.arrays import Array
 from support.jaxpr import traced
+from support.more_outsiders import POOL  # noqa: F401 (its rows)
+from support.outsiders import (
+    ALONG,
+    BETA,
+    BIAS,
+    COLUMN,
+    GAMMA,
+    IMAGES,
+    KERNELS,
+    LABELS,
+    MORE,
+    PLACES,
+    ROW,
+    ROWS,
+    SHARES,
+    STACK,
+    TARGETS,
+    A,
+    B,
+    P,
+    Q,
+    Row,
+    U,
+    V,
+    W,
+    named,
+    normal,
+    row,
+)
 
 # Both libraries compute in float64; some of their functions are only good to a few hundred units in the last place.
 TOLERANCE = 1e-10
-RANDOM = np.random.default_rng(7)
-
-
-def normal(*shape: int) -> Array:
-    return RANDOM.standard_normal(shape)
-
-
-A, B, ROW, COLUMN = normal(4, 3), normal(4, 3), normal(3), normal(4, 1)
-P, Q = np.abs(A) + 0.3, np.abs(B) + 0.3  # positive
-U = np.tanh(A) * 0.9  # within 1
-STACK, MORE = normal(2, 4, 3), normal(2, 3, 5)
-W, V = normal(5, 3), normal(5)
-IMAGES, KERNELS, BIAS = normal(2, 3, 6, 5), normal(4, 3, 3, 2), normal(4)
-GAMMA, BETA = np.abs(normal(3)) + 0.5, normal(3)
-LABELS = np.array([0, 2, 1, 1])
-TARGETS = (normal(4, 3) > 0).astype(np.float64)
-SHARES = P / P.sum(-1, keepdims=True)
-PLACES = np.array([[2, 0], [1, 1]])
-ALONG = np.array([[2, 0], [1, 1], [0, 0], [2, 2]])
-
-
-class Row(NamedTuple):
-    """A function with inputs; `torch` and `jax` get the library first."""
-
-    name: str
-    inputs: tuple[Array, ...]
-    ours: Callable[..., Any]
-    torch: Callable[..., Any]
-    jax: Callable[..., Any]
-
-
-ROWS: list[Row] = []
-
-
-def row(name: str, inputs: Any, ours: Any, torch: Any, jax: Any) -> None:
-    given = inputs if isinstance(inputs, tuple) else (inputs,)
-    ROWS.append(Row(name, given, ours, torch, jax))
-
-
-def named(name: str, *inputs: Array, torch: str | None = None) -> None:
-    """A function that has one name in all three."""
-    row(
-        name, inputs, lambda *t: getattr(graph, name)(*t), lambda T, *t: getattr(T, torch or name)(*t),
-        lambda J, *t: getattr(J.numpy, name)(*t),
-    )  # fmt: skip
-
 
 # ---- elementwise -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +177,7 @@ row(
     lambda J, x: J.numpy.split(x, [1, 3], 0)[1],
 )  # fmt: skip
 row(
-    "pad", A, lambda x: graph.pad(x, [(1, 2), (0, 1)], 0.5),
+    "pad", A, lambda x: graph.pad(x, [(1, 2), (0, 1)], value=0.5),
     lambda T, x: T.nn.functional.pad(x, (0, 1, 1, 2), value=0.5),
     lambda J, x: J.numpy.pad(x, [(1, 2), (0, 1)], constant_values=0.5),
 )  # fmt: skip
@@ -503,6 +486,9 @@ NOT_COMPARED = {
     "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "floor", "ceil", "round",
     "trunc", "sign", "one_hot", "compile", "constant", "counter", "custom_gradient", "full", "gradients", "next_count",
     "ones", "recompute", "spec", "trace", "zeros", "dropout", "cosine_distance", "call", "sync_batch_norm",
+    "signbit", "round_away", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_count", "left_shift",
+    "right_shift", "argsort", "coordinates", "philox", "random_uniform", "random_normal", "truncated_normal",
+    "random_integers",
 }  # fmt: skip
 
 

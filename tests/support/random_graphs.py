@@ -63,8 +63,8 @@ class Plain:
     def log_softmax(self, x: Any, axis: int = -1) -> Any:
         return x - self.logsumexp(x, axis, keepdims=True)
 
-    def pad(self, x: Any, widths: Any, value: float = 0.0) -> Any:
-        return self.np.pad(x, widths, constant_values=value)
+    def pad(self, x: Any, widths: Any, mode: str = "constant", value: float = 0.0) -> Any:
+        return self.np.pad(x, widths, mode, **({"constant_values": value} if mode == "constant" else {}))
 
     def cumsum(self, x: Any, axis: int, exclusive: bool = False, reverse: bool = False) -> Any:
         v = self.np.flip(x, axis) if reverse else x
@@ -389,7 +389,7 @@ class RandomGraph:
             case 3:
                 widths = [(self.one_of(0, 1, 2), self.one_of(0, 1)) for _ in x.shape]
                 value = self.one_of(0.0, 0.5)
-                self.add(f"pad {widths}", lambda L, x: L.pad(x, widths, value), i)
+                self.add(f"pad {widths}", lambda L, x: L.pad(x, widths, value=value), i)
             case _:
                 repeats = tuple(self.one_of(1, 2) for _ in x.shape)
                 sections = [s for s in (1, 2, 3) if x.shape[number] % s == 0]

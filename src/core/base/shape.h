@@ -233,7 +233,14 @@ enum OptimizerArray { kParameter, kGradient, kState, kOptimizerArrays = kState +
     ENTRY(round, 1, 0.05, false)        \
     ENTRY(trunc, 1, 0.05, false)        \
     ENTRY(copy_sign, 2, 0.05, false)    \
-    ENTRY(sign_bit, 1, 0.05, false)
+    ENTRY(sign_bit, 1, 0.05, false)     \
+    ENTRY(bit_and, 2, 0.05, true)       \
+    ENTRY(bit_or, 2, 0.05, true)        \
+    ENTRY(bit_xor, 2, 0.05, true)       \
+    ENTRY(bit_not, 1, 0.05, true)       \
+    ENTRY(shift_left, 2, 0.1, true)     \
+    ENTRY(shift_right, 2, 0.1, true)    \
+    ENTRY(bit_count, 1, 0.5, true)
 
 enum class MapOperation : int32_t {
 #define RG_ENTRY(name, arity, cost, integers) name,
@@ -253,6 +260,7 @@ constexpr MapOperationEntry kMapOperations[] = {
 #undef RG_ENTRY
 };
 constexpr int kMapOperationCount = int(sizeof kMapOperations / sizeof kMapOperations[0]);
+constexpr bool only_integers(MapOperation operation) { return operation >= MapOperation::bit_and; }
 
 // How the arrays of a map store an element. Booleans are bytes, 0 or 1.
 enum class MapElement : int32_t { f32, f64, i32, i64, boolean };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "../base/blocks.h"
 #include "../base/dispatch.h"
@@ -89,5 +90,74 @@ void scatter_add(const ScatterAddCall<A>& call) {
 }
 template void scatter_add<float>(const ScatterAddCall<float>&);
 template void scatter_add<double>(const ScatterAddCall<double>&);
+
+namespace {
+
+template <ScatterMode mode, class T>
+T scattered(T y, T update) {
+    using M = ScatterMode;
+    // Unsigned, because overflow of signed integers is undefined.
+    using U = std::conditional_t<std::is_same_v<T, int32_t>, uint32_t,
+                                 std::conditional_t<std::is_same_v<T, int64_t>, uint64_t, T>>;
+    if constexpr (mode == M::add) return T(U(y) + U(update));
+    if constexpr (mode == M::subtract) return T(U(y) - U(update));
+    if constexpr (mode == M::multiply) return T(U(y) * U(update));
+    if constexpr (mode == M::divide && std::is_floating_point_v<T>) return y / update;
+    if constexpr (mode == M::minimum) return update < y || update != update ? update : y;
+    if constexpr (mode == M::maximum) return update > y || update != update ? update : y;
+    return update;
+}
+
+// As scatter_add: a thread owns a range of (outer, inner).
+template <ScatterMode mode, class T>
+void scatter_by(const ScatterCall<T>& call) {
+    constexpr int64_t unit = 64 / int64_t(sizeof(T));
+    const Workers workers(cost::kElement * double(call.outer) * double(call.inner) * double(call.count), call.threads);
+    const int64_t lines = ceil_div(call.inner, unit);
+    const int64_t wanted = call.outer >= 4 * workers.threads() ? 1 : workers.threads();
+    const int64_t step = ceil_div(lines, std::min(lines, wanted)) * unit, across = ceil_div(call.inner, step);
+    workers.each(call.outer * across, [&](int64_t task) {
+        const int64_t o = task / across, first = task % across * step, count = std::min(step, call.inner - first);
+        T* const y = call.y.data + o * call.y.outer + first * call.y.inner;
+        const T* const updates = call.updates.data + o * call.updates.outer + first * call.updates.inner;
+        for (int64_t j = 0; j < call.count; ++j) {
+            const T* const from = updates + j * call.updates.middle;
+            const int64_t* const at =
+                call.along ? call.indices + (o * call.count + j) * call.inner + first : call.indices + j;
+            for (int64_t i = 0; i < count; ++i) {
+                T& to = y[at[call.along ? i : 0] * call.y.middle + i * call.y.inner];
+                to = scattered<mode, T>(to, from[i * call.updates.inner]);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+template <class T>
+void scatter(const ScatterCall<T>& call) {
+    using M = ScatterMode;
+    if (call.outer == 0 || call.inner == 0) return;
+    switch (call.mode) {
+        case M::add:
+            return scatter_by<M::add>(call);
+        case M::subtract:
+            return scatter_by<M::subtract>(call);
+        case M::multiply:
+            return scatter_by<M::multiply>(call);
+        case M::divide:
+            return scatter_by<M::divide>(call);
+        case M::minimum:
+            return scatter_by<M::minimum>(call);
+        case M::maximum:
+            return scatter_by<M::maximum>(call);
+        case M::set:
+            return scatter_by<M::set>(call);
+    }
+}
+template void scatter<float>(const ScatterCall<float>&);
+template void scatter<double>(const ScatterCall<double>&);
+template void scatter<int32_t>(const ScatterCall<int32_t>&);
+template void scatter<int64_t>(const ScatterCall<int64_t>&);
 
 }  // namespace rg

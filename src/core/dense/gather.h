@@ -1,4 +1,4 @@
-// Gather and scatter-add along the middle axis of arrays [outer, n, inner].
+// Gather and scatter along the middle axis of arrays [outer, n, inner].
 #pragma once
 
 #include <stdint.h>
@@ -37,5 +37,24 @@ struct ScatterAddCall {
 };
 template <class A>
 void scatter_add(const ScatterAddCall<A>& call);
+
+enum class ScatterMode : int { add, subtract, multiply, divide, minimum, maximum, set };
+constexpr const char* kScatterModes[] = {"add", "subtract", "multiply", "divide", "minimum", "maximum", "set"};
+
+// y[o][indices[j]][i] = f(y[...], updates[o][j][i]), or with `along`, y[o][indices[o][j][i]][i]: in the order of j.
+// NaN is smaller and larger than any number. T: float, double, int32_t or int64_t; integers wrap around, and are not
+// divided.
+template <class T>
+struct ScatterCall {
+    ScatterMode mode = ScatterMode::add;
+    int64_t outer = 0, count = 0, inner = 0;
+    const int64_t* indices = nullptr;
+    bool along = false;
+    Cube<const T> updates;
+    int threads = 1;
+    Cube<T> y;
+};
+template <class T>
+void scatter(const ScatterCall<T>& call);
 
 }  // namespace rg

@@ -87,6 +87,39 @@ void cumulative_sum(const CumulativeSumCall<A>& call) {
 }
 
 template <class A>
+void cumulative_extreme(const CumulativeExtremeCall<A>& call) {
+    if (call.outer == 0 || call.n == 0 || call.inner == 0) return;
+    const double elements = double(call.outer) * double(call.n) * double(call.inner);
+    const int64_t tiles = ceil_div(call.inner, kCarries);
+    Workers(2 * cost::kElement * elements, call.threads).each(call.outer * tiles, [&](int64_t task) {
+        const int64_t o = task / tiles, first = task % tiles * kCarries, end = std::min(first + kCarries, call.inner);
+        const A* const x = call.x.data + o * call.x.outer;
+        A* const y = call.y.data + o * call.y.outer;
+        int64_t* const indices = call.indices.data + o * call.indices.outer;
+        int64_t before = 0;
+        for (int64_t step = 0; step < call.n; ++step) {
+            const int64_t j = call.reverse ? call.n - 1 - step : step;
+            for (int64_t i = first; i < end; ++i) {
+                const A value = x[j * call.x.middle + i * call.x.inner];
+                A best = value;
+                int64_t index = j;
+                if (step) {
+                    const A old = y[before * call.y.middle + i * call.y.inner];
+                    const bool wins = call.largest ? value >= old : value <= old;
+                    if (old != old || !(wins || value != value)) {
+                        best = old;
+                        index = indices[before * call.indices.middle + i * call.indices.inner];
+                    }
+                }
+                y[j * call.y.middle + i * call.y.inner] = best;
+                indices[j * call.indices.middle + i * call.indices.inner] = index;
+            }
+            before = j;
+        }
+    });
+}
+
+template <class A>
 void top_k(const TopKCall<A>& call) {
     if (call.rows == 0 || call.k == 0) return;
     // A key of 32 bits and an index share one number.
@@ -117,8 +150,9 @@ void top_k(const TopKCall<A>& call) {
     });
 }
 
-#define RG_INSTANTIATE(A)                                         \
-    template void cumulative_sum<A>(const CumulativeSumCall<A>&); \
+#define RG_INSTANTIATE(A)                                                 \
+    template void cumulative_sum<A>(const CumulativeSumCall<A>&);         \
+    template void cumulative_extreme<A>(const CumulativeExtremeCall<A>&); \
     template void top_k<A>(const TopKCall<A>&);
 RG_INSTANTIATE(float)
 RG_INSTANTIATE(double)

@@ -1,4 +1,4 @@
-// Cumulative sums, and the largest elements of rows in order.
+// Cumulative sums and extremes, and the largest elements of rows in order.
 #pragma once
 
 #include "gather.h"
@@ -17,6 +17,20 @@ struct CumulativeSumCall {
 };
 template <class A>
 void cumulative_sum(const CumulativeSumCall<A>& call);
+
+// y[o][j][i] = the largest, or smallest, of x[o][0..j][i], and its index along j: of equal elements the last, of
+// several NaN, which exceed all numbers, the first. From the end if `reverse`.
+template <class A>
+struct CumulativeExtremeCall {
+    bool largest = true, reverse = false;
+    int64_t outer = 0, n = 0, inner = 0;
+    Cube<const A> x;
+    int threads = 1;
+    Cube<A> y;
+    Cube<int64_t> indices;
+};
+template <class A>
+void cumulative_extreme(const CumulativeExtremeCall<A>& call);
 
 // The k largest or smallest elements of each row in order, and their indices. Of equal elements (0 and -0 are) the one
 // with the lower index is first; NaN is larger than any number.

@@ -151,6 +151,19 @@ RG_INLINE int64_t map_integer(int64_t a, [[maybe_unused]] int64_t b, [[maybe_unu
     if constexpr (operation == K::sign) return (a > 0) - (a < 0);
     if constexpr (operation == K::square) return int64_t(U(a) * U(a));
     if constexpr (operation == K::relu) return a < 0 ? 0 : a;
+    if constexpr (operation == K::bit_and) return a & b;
+    if constexpr (operation == K::bit_or) return a | b;
+    if constexpr (operation == K::bit_xor) return a ^ b;
+    if constexpr (operation == K::bit_not) return ~a;
+    // By any count, as if one bit at a time; none is negative.
+    if constexpr (operation == K::shift_left) return U(b) > 63 ? 0 : int64_t(U(a) << b);
+    if constexpr (operation == K::shift_right) return a >> (U(b) > 63 ? 63 : b);
+    if constexpr (operation == K::bit_count) {
+        U v = U(a);
+        v -= (v >> 1) & 0x5555555555555555u;
+        v = (v & 0x3333333333333333u) + ((v >> 2) & 0x3333333333333333u);
+        return int64_t((((v + (v >> 4)) & 0x0f0f0f0f0f0f0f0fu) * 0x0101010101010101u) >> 56);
+    }
     return a;
 }
 template <MapOperation operation>
@@ -168,6 +181,8 @@ template <MapOperation operation, class A>
 constexpr MapFunction<A> map_function() {
     if constexpr (sizeof(A) == sizeof(int64_t) && A(0.5) == 0) {
         if constexpr (kMapOperations[int(operation)].integers) return map_integer_range<operation>;
+        return nullptr;
+    } else if constexpr (only_integers(operation)) {
         return nullptr;
     } else {
         return map_vectors<operation, A>;

@@ -21,6 +21,7 @@ from .tensor import (
     BOOL,
     DTYPES,
     FLOATS,
+    INTEGERS,
     Node,
     Operand,
     Tensor,
@@ -131,7 +132,7 @@ def _declare(
     )
 
 
-_KINDS: Final = {"f": "floats", "fi": "numbers", "fib": "numbers or bools", "b": "bools"}
+_KINDS: Final = {"f": "floats", "i": "integers", "fi": "numbers", "fib": "numbers or bools", "b": "bools"}
 _FLAT: Final = "its derivative is 0 wherever it has one"
 
 
@@ -169,6 +170,8 @@ _ARCTAN2: Final = _declare(
     (lambda g, y, a, b: g * b / (a * a + b * b), lambda g, y, a, b: -(g * a / (a * a + b * b))),
     engine="atan2",
 )
+# Rounded once.
+_FMA: Final = _declare("fma", (lambda g, y, a, b, c: g * b, lambda g, y, a, b, c: g * a, lambda g, y, a, b, c: g))
 _WHERE: Final = _declare(
     "where", (None, lambda g, y, p, a, b: where(p, g, 0.0), lambda g, y, p, a, b: where(p, 0.0, g)),
     kinds="fib", engine="select",
@@ -251,8 +254,40 @@ def where(condition: Operand, a: Operand, b: Operand) -> Tensor:
     return apply_one(_WHERE, (condition, a, b), dtype=common_dtype("where", (a, b)) or FLOATS[0])
 
 
+def divide_no_nan(a: Operand, b: Operand) -> Tensor:
+    """``a / b``, of floats; 0 where b is 0, as are the gradients there."""
+    zero = equal(b, 0.0)
+    return where(zero, 0.0, divide(a, where(zero, 1.0, b)))
+
+
+def fmax(a: Operand, b: Operand) -> Tensor:
+    """The larger one; NaN only if both are. Equal operands get half of the gradient each."""
+    return _ignoring_nan(maximum, a, b)
+
+
+def fmin(a: Operand, b: Operand) -> Tensor:
+    """The smaller one; NaN only if both are. Equal operands get half of the gradient each."""
+    return _ignoring_nan(minimum, a, b)
+
+
+def _ignoring_nan(function: _Binary, a: Operand, b: Operand) -> Tensor:
+    dtype = common_dtype(function.__name__, (a, b))
+    if dtype is not None and dtype.kind != "f":
+        return function(a, b)
+    return where(isnan(a), b, where(isnan(b), a, function(a, b)))
+
+
+def fma(x: Operand, y: Operand, z: Operand) -> Tensor:
+    """``x * y + z``; of floats it is rounded once."""
+    dtype = common_dtype("fma", (x, y, z))
+    return add(multiply(x, y), z) if dtype is not None and dtype.kind == "i" else _call(_FMA, (x, y, z))
+
+
 def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) -> Tensor:
-    """x limited to the range from `low` to `high`, either of which may be absent."""
+    """x limited to the range from `low` to `high`, numbers or tensors, either of which may be absent.
+
+    Outside the range the gradient goes to the bound; where x equals it, half of it.
+    """
     if low is None and high is None:
         raise fail("clip", "low and high are both missing")
     result = x if low is None else maximum(x, low)
@@ -300,6 +335,41 @@ logical_and = _logical("logical_and", 2)
 logical_or = _logical("logical_or", 2)
 logical_xor = _logical("logical_xor", 2)
 logical_not = _logical("logical_not", 1)
+
+
+# ---- bits of integers ------------------------------------------------------------------------------------------------
+
+
+def _bits(name: str, arity: int, engine: str, doc: str) -> Callable[..., Tensor]:
+    operation = _declare(name, None, kinds="i", engine=engine, why_not="integers have no derivative")
+
+    def function(*operands: Operand) -> Tensor:
+        if len(operands) != arity:
+            raise TypeError(f"{name}: needs {arity} operands, got {len(operands)}")
+        return _call(operation, operands)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+bitwise_and = _bits("bitwise_and", 2, "bit_and", "``a & b``, of integers.")
+bitwise_or = _bits("bitwise_or", 2, "bit_or", "``a | b``, of integers.")
+bitwise_xor = _bits("bitwise_xor", 2, "bit_xor", "``a ^ b``, of integers.")
+bitwise_not = _bits("bitwise_not", 1, "bit_not", "``~x``, of integers.")
+left_shift = _bits("left_shift", 2, "shift_left", "``a << b``, of integers; 0 for a count of 64 or more, or below 0.")
+right_shift = _bits(
+    "right_shift", 2, "shift_right", "``a >> b``, of integers, with the sign kept; a count below 0 counts as 63."
+)
+_count_bits = _bits("bitwise_count", 1, "bit_count", "")
+
+
+def bitwise_count(x: Operand) -> Tensor:
+    """How many bits of an integer are set."""
+    dtype = common_dtype("bitwise_count", (x,))
+    if dtype != INTEGERS[0]:
+        return _count_bits(x)
+    return cast(_count_bits(bitwise_and(cast(x, INTEGERS[1]), 0xFFFFFFFF)), dtype)  # without the bits of its sign
 
 
 # ---- functions of one operand ----------------------------------------------------------------------------------------
@@ -364,9 +434,27 @@ floor: _Unary = _unary("floor", None, "The largest integer that is not above x."
 ceil = _unary("ceil", None, "The smallest integer that is not below x.")
 round = _unary("round", None, "The nearest integer; halves to the even one.")
 trunc: _Unary = _unary("trunc", None, "x without its fraction.")
-isnan = _unary("isnan", None, "Whether x is NaN, as bools.", engine="is_nan", result=BOOL)
+_sign_bit: _Unary = _unary("signbit", None, "", engine="sign_bit", result=BOOL)
+isnan: _Unary = _unary("isnan", None, "Whether x is NaN, as bools.", engine="is_nan", result=BOOL)
 isinf = _unary("isinf", None, "Whether x is infinite, as bools.", engine="is_inf", result=BOOL)
 isfinite = _unary("isfinite", None, "Whether x is finite, as bools.", engine="is_finite", result=BOOL)
+
+
+def signbit(x: Operand) -> Tensor:
+    """Whether the sign of x is negative, as bools; that of -0 and of some NaN is."""
+    dtype = common_dtype("signbit", (x,))
+    return less(x, 0) if dtype is not None and dtype.kind == "i" else _sign_bit(x)
+
+
+def exp10(x: Operand) -> Tensor:
+    """``10 ** x``"""
+    return power(10.0, x)
+
+
+def round_away(x: Operand) -> Tensor:
+    """The nearest integer; halves away from 0."""
+    whole = trunc(x)
+    return where(greater_equal(absolute(subtract(x, whole)), 0.5), add(whole, sign(x)), whole)
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------

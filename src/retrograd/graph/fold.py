@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ops.activation import Activation
-from .layer import CONV, NORM, NORM_BACKWARD
+from .image import CONV
+from .layer import NORM, NORM_BACKWARD
 from .operation import OPERATIONS
 from .tensor import Node, Tensor
 

@@ -39,34 +39,60 @@ def stop_gradient(x: Operand) -> Tensor:
     return apply_one(_STOP, (x,))
 
 
-def gradients(of: Operand, wrt: Sequence[Operand], *, seed: Operand | None = None) -> list[Tensor]:
+def gradients(
+    of: Operand | Sequence[Operand], wrt: Sequence[Operand], *, seed: Operand | Sequence[Operand | None] | None = None
+) -> list[Tensor]:
     """The gradients of a tensor without axes with respect to tensors or variables.
 
-    With `seed`, of the shape of `of`, which may then have axes, the gradients of ``sum(seed * of)``. A tensor on which
-    `of` does not depend is refused, as are integers: a gradient of zeros would hide a mistake.
+    With `seed`, of the shape of `of`, which may then have axes, the gradients of ``sum(seed * of)``. `of` may be a
+    sequence of tensors, and `seed` one of as many seeds, for the gradients of the sum of all; a seed of None stands for
+    1 if its tensor has no axes. A tensor on which none of `of` depends is refused, as are integers: a gradient of zeros
+    would hide a mistake.
     """
     graph = current_graph()
     if graph is None:
         raise RuntimeError("gradients: there is no trace; call it inside a function that graph.compile traces")
-    result = as_tensor(of)
+    results, seeds = _pairs(of, seed)
     targets = [as_tensor(t) if isinstance(t, Tensor) else _start_value(graph, t) for t in wrt]
-    for tensor, what in [(result, "of"), *((t, "wrt") for t in targets)]:
+    for tensor, what in [*((t, "of") for t in results), *((t, "wrt") for t in targets)]:
         if tensor.dtype.kind != "f":
             raise fail("gradients", f"{what} has a tensor of dtype {tensor.dtype}, which has no derivative", TypeError)
-    if seed is not None:
-        start = as_tensor(seed, result.dtype)
-        if start.spec != result.spec:
-            raise fail("gradients", f"seed is {start.spec!r}, but the tensor is {result.spec!r}")
-    elif result.shape:
-        raise fail("gradients", f"of has shape {result.shape}; take its sum or mean first, or give a seed")
-    else:
-        start = graph.constant(np.ones((), result.dtype))
-    found = _walk(graph, result, start, targets)
+    starts: dict[int, Tensor] = {}
+    for result, given in zip(results, seeds, strict=True):
+        start = _start(graph, result, given)
+        before = starts.get(id(result))
+        starts[id(result)] = start if before is None else add(before, start)
+    last = max(result.node.number for result in results)
+    found = _walk(graph, last, starts, targets)
     missing = [i for i, t in enumerate(targets) if found.get(id(t)) is None]
     if missing:
         names = ", ".join(f"wrt[{i}] ({_described(wrt[i])})" for i in missing)
         raise fail("gradients", f"the tensor does not depend on {names}, or only through what has no derivative")
     return [broadcast_to(found[id(t)], t.shape) for t in targets]
+
+
+def _pairs(of: Any, seed: Any) -> tuple[list[Tensor], Sequence[Operand | None]]:
+    """The results and a seed for each."""
+    if not isinstance(of, (list, tuple)):
+        return [as_tensor(of)], [seed]
+    if seed is not None and not isinstance(seed, (list, tuple)):
+        raise fail("gradients", f"of has {len(of)} tensors, so seed must be a sequence of as many", TypeError)
+    seeds = [None] * len(of) if seed is None else seed
+    if not of or len(seeds) != len(of):
+        raise fail("gradients", f"of has {len(of)} tensors, and seed {len(seeds)}; both need the same number, above 0")
+    return [as_tensor(t) for t in of], seeds
+
+
+def _start(graph: Graph, result: Tensor, seed: Operand | None) -> Tensor:
+    """The gradient of a result, which the walk starts from."""
+    if seed is not None:
+        start = as_tensor(seed, result.dtype)
+        if start.spec != result.spec:
+            raise fail("gradients", f"seed is {start.spec!r}, but the tensor is {result.spec!r}")
+        return start
+    if result.shape:
+        raise fail("gradients", f"of has shape {result.shape}; take its sum or mean first, or give a seed")
+    return graph.constant(np.ones((), result.dtype))
 
 
 def _start_value(graph: Graph, value: Operand) -> Tensor:
@@ -80,14 +106,14 @@ def _described(value: Operand) -> str:
     return repr(value) if isinstance(value, (Tensor, Variable)) else type(value).__name__
 
 
-def _walk(graph: Graph, result: Tensor, start: Tensor, targets: Sequence[Tensor]) -> dict[int, Tensor]:
-    """The gradients of all tensors between the targets and the result, by id."""
-    nodes = graph.nodes[: result.node.number + 1]
+def _walk(graph: Graph, last: int, starts: dict[int, Tensor], targets: Sequence[Tensor]) -> dict[int, Tensor]:
+    """The gradients of all tensors between the targets and the results, of which `last` is the last node; by id."""
+    nodes = graph.nodes[: last + 1]
     depends = {id(t) for t in targets}  # on the targets
     for node in nodes:
         if node.operation is not _STOP and any(t is not None and id(t) in depends for t in node.inputs):
             depends.update(id(r) for r in node.results if r.dtype.kind == "f")
-    found: dict[int, Tensor] = {id(result): start}
+    found = dict(starts)
     again = _Recomputed(graph)
     for node in reversed(nodes):
         given = [found.get(id(r)) for r in node.results]

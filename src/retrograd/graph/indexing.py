@@ -1,10 +1,10 @@
-"""Gather and scatter, sorted selections, cumulative sums, one-hot vectors, and counters for random numbers."""
+"""Gather, softmax, one-hot vectors, and counters for random numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from .elementwise import add, cast, equal, exp, identity
 from .operation import Operation, Spec
 from .operators import Operators
 from .reduction import INT64, as_axes, refuse, sum
-from .shaping import moveaxis, reshape
+from .shaping import expand_dims, moveaxis, reshape, take_slice, transpose
 from .tensor import FLOATS, Node, Operand, Tensor, Variable, apply, apply_one, current_graph, fail
 
 
@@ -40,7 +40,7 @@ def as_indices(name: str, indices: Operand) -> Any:
     return array.astype(INT64)
 
 
-def _around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
     """The elements before an axis, along it, and after it."""
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
@@ -54,7 +54,7 @@ def _take_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
 
 def _take(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
     (x, indices), (y,) = inputs, results
-    outer, count, inner = _around(x.shape, axis)
+    outer, count, inner = around(x.shape, axis)
     source, target = x.reshape(outer, count, inner), y.reshape(outer, indices.size, inner)
     refuse_index(_core.gather(x.dtype.itemsize, source, indices.reshape(-1), target, False, 0))
 
@@ -62,37 +62,88 @@ def _take(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> No
 def _take_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     x, indices = node.inputs
     assert x is not None
-    return [apply(_PUT_ADD, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
+    return [apply(PUT_ADD, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
 
 
-_TAKE: Final = Operation("take", _take_shapes, compute=_take, gradient=_take_gradient)
+TAKE: Final = Operation("take", _take_shapes, compute=_take, gradient=_take_gradient)
 
 
 def _put_add(inputs: Sequence[Array], results: Sequence[Array], *, shape: tuple[int, ...], axis: int) -> None:
     (dy, indices), (dx,) = inputs, results
-    outer, count, inner = _around(shape, axis)
+    outer, count, inner = around(shape, axis)
     source, target = dy.reshape(outer, indices.size, inner), dx.reshape(outer, count, inner)
     refuse_index(_core.scatter_add(dy.dtype.itemsize == 8, source, indices.reshape(-1), target, False, False, 0))
 
 
 def _put_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    return [apply(_TAKE, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
+    return [apply(TAKE, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
 
 
 # Zeros of a shape, with rows added at indices along an axis, in the order of the indices.
-_PUT_ADD: Final = Operation(
+PUT_ADD: Final = Operation(
     "put_add", lambda dy, indices, *, shape, axis: (Spec(shape, dy.dtype),), compute=_put_add, gradient=_put_gradient
 )
 
 
-def take(x: Operand, indices: Operand, axis: int = 0) -> Tensor:
-    """The elements at integer `indices` along an axis, which their axes replace. Indices count from 0."""
-    tensor = identity(x)
+def take(x: Operand, indices: Operand, axis: int = 0, batch_dims: int = 0) -> Tensor:
+    """The elements at integer `indices` along an axis, which their axes replace. Indices count from 0.
+
+    The first `batch_dims` axes of x and of the indices are the same: there, x has its own indices.
+    """
+    tensor, places = identity(x), as_indices("take", indices)
     try:
         (number,) = as_axes(axis, tensor.ndim)
     except ValueError as error:
         raise fail("take", str(error)) from None
-    return apply_one(_TAKE, (tensor, as_indices("take", indices)), {"axis": number})
+    if not batch_dims:
+        return apply_one(TAKE, (tensor, places), {"axis": number})
+    if not 0 < batch_dims <= number:
+        raise fail("take", f"batch_dims is {batch_dims}, must be from 0 to axis {number}")
+    found = gather_nd(moveaxis(tensor, number, batch_dims), expand_dims(places, places.ndim), batch_dims)
+    between, own = number - batch_dims, places.ndim - batch_dims
+    order = [*range(batch_dims), *range(batch_dims + own, batch_dims + own + between)]
+    order += range(batch_dims, batch_dims + own)
+    return transpose(found, [*order, *range(batch_dims + own + between, found.ndim)])
+
+
+def row_indices(name: str, shape: tuple[int, ...], indices: Operand, batch_dims: int) -> tuple[Tensor, int]:
+    """The rows that index vectors select of a tensor of this shape, as numbers from 0; and the axes of a vector.
+
+    A vector, along the last axis of `indices`, has an index for each of the axes after the first `batch_dims`. Each is
+    looked up in a table of its multiples, which refuses one that is out of range.
+    """
+    places = as_indices(name, indices)
+    depth = places.shape[-1] if places.ndim else 0
+    lead = shape[:batch_dims]
+    if not 0 <= batch_dims < max(1, places.ndim) or batch_dims + depth > len(shape) or not depth:
+        raise fail(
+            name, f"indices has shape {places.shape}, which with {batch_dims} batch axes do not fit the shape {shape}"
+        )
+    if places.shape[:batch_dims] != lead:
+        raise fail(name, f"indices has shape {places.shape}, whose first axes must be {lead}, as in the shape {shape}")
+    limits = shape[batch_dims : batch_dims + depth]
+    total: Tensor | None = None
+    for axis, limit in enumerate(limits):
+        table = np.arange(limit, dtype=INT64) * math.prod(limits[axis + 1 :])
+        part: Tensor = apply_one(TAKE, (table, take_slice(places, (..., axis))), {"axis": 0})
+        total = part if total is None else add(total, part)
+    assert total is not None
+    if batch_dims:
+        first = np.arange(math.prod(lead), dtype=INT64) * math.prod(limits)
+        total = add(total, first.reshape(*lead, *(1,) * (total.ndim - batch_dims)))
+    return total, depth
+
+
+def gather_nd(x: Operand, indices: Operand, batch_dims: int = 0) -> Tensor:
+    """The elements or parts of x that index vectors, along the last axis of `indices`, select.
+
+    The first `batch_dims` axes of x and of the indices are the same: there, x has its own indices.
+    """
+    tensor = identity(x)
+    rows, depth = row_indices("gather_nd", tensor.shape, indices, batch_dims)
+    kept = tensor.shape[batch_dims + depth :]
+    count = math.prod(tensor.shape[: batch_dims + depth])
+    return apply_one(TAKE, (reshape(tensor, (count, *kept)), rows), {"axis": 0})
 
 
 # ---- elements along an axis ------------------------------------------------------------------------------------------
@@ -109,30 +160,30 @@ def _along_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
 
 def _take_along(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
     (x, indices), (y,) = inputs, results
-    source, places, target = (a.reshape(_around(a.shape, axis)) for a in (x, indices, y))
+    source, places, target = (a.reshape(around(a.shape, axis)) for a in (x, indices, y))
     refuse_index(_core.gather_along(x.dtype.itemsize, source, places, target, False, 0))
 
 
 def _along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     x, indices = node.inputs
     assert x is not None
-    return [apply(_PUT_ALONG, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
+    return [apply(PUT_ALONG, (given[0], indices), {"shape": x.shape, **node.attributes})[0], None]
 
 
-_TAKE_ALONG: Final = Operation("take_along_axis", _along_shapes, compute=_take_along, gradient=_along_gradient)
+TAKE_ALONG: Final = Operation("take_along_axis", _along_shapes, compute=_take_along, gradient=_along_gradient)
 
 
 def _put_along(inputs: Sequence[Array], results: Sequence[Array], *, shape: tuple[int, ...], axis: int) -> None:
     (dy, indices), (dx,) = inputs, results
-    source, places, target = (a.reshape(_around(a.shape, axis)) for a in (dy, indices, dx))
+    source, places, target = (a.reshape(around(a.shape, axis)) for a in (dy, indices, dx))
     refuse_index(_core.scatter_along_add(dy.dtype.itemsize == 8, source, places, target, False, False, 0))
 
 
 def _put_along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    return [apply(_TAKE_ALONG, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
+    return [apply(TAKE_ALONG, (given[0], node.inputs[1]), {"axis": node.attributes["axis"]})[0], None]
 
 
-_PUT_ALONG: Final = Operation(
+PUT_ALONG: Final = Operation(
     "put_along_axis_add",
     lambda dy, indices, *, shape, axis: (Spec(shape, dy.dtype),),
     compute=_put_along,
@@ -147,7 +198,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int) -> Tensor:
         (number,) = as_axes(axis, tensor.ndim)
     except ValueError as error:
         raise fail("take_along_axis", str(error)) from None
-    return apply_one(_TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})
+    return apply_one(TAKE_ALONG, (tensor, as_indices("take_along_axis", indices)), {"axis": number})
 
 
 def place_along_axis(x: Operand, indices: Operand, extent: int, axis: int) -> Tensor:
@@ -155,22 +206,7 @@ def place_along_axis(x: Operand, indices: Operand, extent: int, axis: int) -> Te
     tensor, places = identity(x), as_indices("place_along_axis", indices)
     (number,) = as_axes(axis, tensor.ndim)
     shape = (*tensor.shape[:number], int(extent), *tensor.shape[number + 1 :])
-    return apply_one(_PUT_ALONG, (tensor, places), {"shape": shape, "axis": number})
-
-
-# ---- scatter ---------------------------------------------------------------------------------------------------------
-
-
-def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -> Tensor:
-    """x with `updates` added at `indices` along an axis, in the order of the indices."""
-    tensor, extra = identity(x), identity(updates)
-    (number,) = as_axes(axis, tensor.ndim)
-    places = as_indices("scatter_add", indices)
-    expected = (*tensor.shape[:number], *places.shape, *tensor.shape[number + 1 :])
-    if extra.shape != expected:
-        raise fail("scatter_add", f"updates has shape {extra.shape}, expected {expected}")
-    placed: Tensor = apply(_PUT_ADD, (extra, places), {"shape": tensor.shape, "axis": number})[0]
-    return add(tensor, placed)
+    return apply_one(PUT_ALONG, (tensor, places), {"shape": shape, "axis": number})
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
@@ -235,6 +271,19 @@ def log_softmax(x: Operand, axis: int = -1) -> Tensor:
     return _along_last(x, axis, True)
 
 
+def softmax_gradient(dy: Operand, y: Operand, axis: int = -1) -> Tensor:
+    """The gradient of x of ``y = softmax(x, axis)``: ``y * (dy - sum(dy * y))``."""
+    found, given = identity(y), identity(dy)
+    if found.shape != given.shape:
+        raise fail("softmax_gradient", f"dy has shape {given.shape}, but y has {found.shape}")
+    try:
+        (number,) = as_axes(axis, found.ndim)
+    except ValueError as error:
+        raise fail("softmax_gradient", str(error)) from None
+    rows = (moveaxis(given, number, -1), moveaxis(found, number, -1))
+    return moveaxis(apply_one(_SOFTMAX_BACKWARD, rows, {"log": False}), -1, number)
+
+
 def _along_last(x: Operand, axis: int, log: bool) -> Tensor:
     tensor = identity(x)
     try:
@@ -246,80 +295,7 @@ def _along_last(x: Operand, axis: int, log: bool) -> Tensor:
     return found if last else moveaxis(found, -1, number)
 
 
-# ---- along an axis ---------------------------------------------------------------------------------------------------
-
-
-def _cumulative(
-    inputs: Sequence[Array], results: Sequence[Array], *, axis: int, exclusive: bool, reverse: bool
-) -> None:
-    x, y = (a.reshape(_around(a.shape, axis)) for a in (inputs[0], results[0]))
-    refuse(_core.cumulative_sum(x.dtype.itemsize == 8, x, y, exclusive, reverse, False, 0))
-
-
-def _cumulative_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    attributes = {**node.attributes, "reverse": not node.attributes["reverse"]}
-    return [apply(_CUMULATIVE, given, attributes)[0]]
-
-
-def _cumulative_shapes(x: Spec, **_: object) -> Sequence[Spec]:
-    if x.dtype.kind != "f":
-        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64")
-    return (x,)
-
-
-_CUMULATIVE: Final = Operation("cumsum", _cumulative_shapes, compute=_cumulative, gradient=_cumulative_gradient)
-
-
-def cumsum(x: Operand, axis: int | None = None, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """The sums of the elements up to each, along an axis; `exclusive`: without itself, `reverse`: from the end."""
-    tensor = identity(x)
-    if axis is None:
-        tensor, axis = reshape(tensor, (-1,)), 0
-    (number,) = as_axes(axis, tensor.ndim)
-    attributes = {"axis": number, "exclusive": bool(exclusive), "reverse": bool(reverse)}
-    return apply_one(_CUMULATIVE, (tensor,), attributes)
-
-
-class TopK(NamedTuple):
-    """The selected values along the last axis, and their indices."""
-
-    values: Tensor
-    indices: Tensor
-
-
-def _top_shapes(x: Spec, *, k: int, largest: bool) -> Sequence[Spec]:
-    if x.dtype.kind != "f":
-        raise TypeError(f"x has dtype {x.dtype}, must be float32 or float64")
-    if not x.shape or not 0 <= k <= x.shape[-1]:
-        raise ValueError(f"k is {k}, but the last axis of x, shape {x.shape}, has fewer elements")
-    shape = (*x.shape[:-1], k)
-    return Spec(shape, x.dtype), Spec(shape, INT64)
-
-
-def _top(inputs: Sequence[Array], results: Sequence[Array], *, k: int, largest: bool) -> None:
-    x, values, indices = (a.reshape(math.prod(a.shape[:-1]), a.shape[-1]) for a in (inputs[0], *results))
-    refuse(_core.top_k(x.dtype.itemsize == 8, x, values, indices, largest, False, 0))
-
-
-def _top_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (x,) = node.inputs
-    assert x is not None
-    attributes = {"shape": x.shape, "axis": x.ndim - 1}
-    return [None if given[0] is None else apply(_PUT_ALONG, (given[0], node.results[1]), attributes)[0]]
-
-
-_TOP: Final = Operation("top_k", _top_shapes, compute=_top, gradient=_top_gradient)
-
-
-def top_k(x: Operand, k: int, *, largest: bool = True) -> TopK:
-    """The k largest, or smallest, elements along the last axis, in order, and their int64 indices."""
-    return TopK(*apply(_TOP, (x,), {"k": int(k), "largest": bool(largest)}))
-
-
-def sort(x: Operand, axis: int = -1) -> Tensor:
-    """The elements in ascending order along an axis; the gradient goes back to where they were."""
-    tensor = moveaxis(x, axis, -1)
-    return moveaxis(top_k(tensor, tensor.shape[-1], largest=False).values, -1, axis)
+# ---- classes and counters --------------------------------------------------------------------------------------------
 
 
 def one_hot(indices: Operand, classes: int, dtype: npt.DTypeLike = FLOATS[0]) -> Tensor:
@@ -327,9 +303,6 @@ def one_hot(indices: Operand, classes: int, dtype: npt.DTypeLike = FLOATS[0]) ->
     places = as_indices("one_hot", indices)
     wide = reshape(places, (*places.shape, 1))
     return cast(equal(wide, np.arange(int(classes), dtype=INT64)), dtype)
-
-
-# ---- counters --------------------------------------------------------------------------------------------------------
 
 
 def counter(start: int = 0, *, name: str = "counter") -> Variable:

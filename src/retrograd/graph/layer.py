@@ -1,14 +1,12 @@
-"""Layers with kernels of their own: activations, normalization, convolution, pooling, embedding and dropout.
+"""Layers with kernels of their own: activations, normalization, embedding and dropout; and some made of operations.
 
-Their gradients are single calls of the engine. Second derivatives are there where the gradient is made of operations:
-for linear layers and convolutions.
+The gradients of the former are single calls of the engine, without second derivatives, but for the embedding's.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,22 +14,19 @@ import retrograd as rg
 
 from .. import _core
 from ..ops import _args
-from ..ops._images import Padding, PerAxis, paddings, per_axis, spatial
 from ..ops._norm_problem import NormKind, NormProblem, norm_problem_of
 from ..ops._types import Array
-from ..ops.activation import ACTIVATIONS, Activation
-from ..ops.convolution import conv_problem
+from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
-from ..ops.pooling import pool_windows, pooled_shape
-from .elementwise import add, cast, identity, run_map
-from .indexing import as_seed, place_along_axis, refuse_index
+from .elementwise import add, cast, greater_equal, identity, multiply, rsqrt, run_map, subtract, where
+from .indexing import as_seed, refuse_index
 from .operation import Operation, Spec
-from .product import totals_of
-from .reduction import INT64, mean, refuse
+from .operators import Axes
+from .reduction import INT64, as_axes, mean, refuse, sum_of_squares
 from .shaping import broadcast_to, expand_dims, reshape, stack, take_slice
 from .tensor import Node, Operand, Tensor, Variable, apply, apply_one, fail
 
-_ONCE: Final = "it is a single call of the engine; second derivatives need a layer made of operations"
+ONCE: Final = "it is a single call of the engine; second derivatives need a layer made of operations"
 
 
 # ---- activations -----------------------------------------------------------------------------------------------------
@@ -61,7 +56,7 @@ ACTIVATION: Final = Operation(
 )  # fmt: skip
 _ACTIVATION_BACKWARD: Final = Operation(
     "activation_backward", lambda dy, x, *, activation: (x,), compute=_activation_backward, contiguous=(),
-    in_place=[(0, 0), (0, 1)], why_not=_ONCE, flops=lambda inputs, results, **_: inputs[0].elements,
+    in_place=[(0, 0), (0, 1)], why_not=ONCE, flops=lambda inputs, results, **_: inputs[0].elements,
 )  # fmt: skip
 
 
@@ -74,9 +69,6 @@ def activation(x: Operand, function: str | Activation) -> Tensor:
     if chosen.name == "identity":
         return identity(x)
     return apply_one(ACTIVATION, (x,), {"activation": chosen})
-
-
-_activate: Final = activation  # for functions with an argument of that name
 
 
 def gelu(x: Operand) -> Tensor:
@@ -102,6 +94,22 @@ def elu(x: Operand, alpha: float = 1.0) -> Tensor:
 def leaky_relu(x: Operand, alpha: float = 0.01) -> Tensor:
     """x, or ``alpha * x`` below 0."""
     return activation(x, Activation("leaky_relu", alpha))
+
+
+def prelu(x: Operand, alpha: Operand, axis: int = 1) -> Tensor:
+    """x, or ``alpha * x`` below 0. A vector `alpha` is along `axis`; any other one is broadcast to x."""
+    tensor, slopes = identity(x), identity(alpha)
+    if slopes.ndim == 1 and tensor.ndim > 1:
+        try:
+            (number,) = as_axes(axis, tensor.ndim)
+        except ValueError as error:
+            raise fail("prelu", str(error)) from None
+        if slopes.size not in (1, tensor.shape[number]):
+            raise fail("prelu", f"alpha has shape {slopes.shape}, but axis {axis} of x, shape {tensor.shape}, differs")
+        slopes = reshape(slopes, tuple(slopes.size if i == number else 1 for i in range(tensor.ndim)))
+    above = greater_equal(tensor, 0.0)
+    # Not alpha * x itself, whose gradient is NaN where x is infinite.
+    return where(above, tensor, multiply(slopes, where(above, 0.0, tensor)))
 
 
 # ---- normalization ---------------------------------------------------------------------------------------------------
@@ -198,7 +206,7 @@ def _norm_backward_shapes(
 
 NORM_BACKWARD: Final = Operation(
     "norm_backward", _norm_backward_shapes, compute=_norm_backward, contiguous=(3, 4, 5), in_place=[(0, 0)],
-    optional=(0, 1, 2), why_not=_ONCE, flops=lambda inputs, results, **_: 12.0 * inputs[0].elements,
+    optional=(0, 1, 2), why_not=ONCE, flops=lambda inputs, results, **_: 12.0 * inputs[0].elements,
 )  # fmt: skip
 
 
@@ -354,340 +362,32 @@ def group_norm(
     return found
 
 
-# ---- convolution -----------------------------------------------------------------------------------------------------
-
-
-def _conv_shapes(x: Spec, w: Spec, b: Spec | None, **options: Any) -> Sequence[Spec]:
-    problem = _conv_problem(x, w, options)
-    for name, spec in (("w", w), ("b", b)):
-        if spec is not None and spec.dtype != x.dtype:
-            raise TypeError(f"{name} has dtype {spec.dtype}, but x has {x.dtype}")
-    if b is not None and b.shape != (problem.outputs,):
-        raise ValueError(f"b has shape {b.shape}, but the result has {problem.outputs} channels")
-    return (Spec(problem.y_shape, x.dtype),)
-
-
-def _conv_problem(x: Spec, w: Spec, options: dict[str, Any]) -> Any:
-    o = options
-    return conv_problem(
-        x.shape, w.shape, o["stride"], o["padding"], o["output_padding"], o["dilation"], o["groups"], o["channels_last"]
-    )
-
-
-def _conv_options(options: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether it is transposed, and the options of the array functions."""
-    passed = dict(options)
-    if passed["output_padding"] is None:
-        del passed["output_padding"]
-        return False, passed
-    return True, passed
-
-
-def _conv(inputs: Sequence[Array], results: Sequence[Array], **options: Any) -> None:
-    transposed, passed = _conv_options(options)
-    function = rg.conv_transpose_forward if transposed else rg.conv_forward
-    function(*inputs, out=results[0], **passed)
-
-
-def _conv_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    x, w, _ = node.inputs
-    options = {k: v for k, v in node.attributes.items() if k != "activation"}
-    if node.attributes["activation"] is not None:
-        dy: Any = apply(
-            _SLOPE_FROM_OUTPUT, (given[0], node.results[0]), {"activation": node.attributes["activation"]}
-        )[0]  # fmt: skip
-    else:
-        dy = given[0]
-    found = apply(_CONV_BACKWARD, (dy, x, w), options)
-    return [t if wanted else None for t, wanted in zip(found, needed, strict=True)]
-
-
-def _output_slope(inputs: Sequence[Array], results: Sequence[Array], *, activation: Activation) -> None:
-    rg.activation_backward(inputs[0], activation, y=inputs[1], out=results[0])
-
-
-_SLOPE_FROM_OUTPUT: Final = Operation(
-    "activation_output_slope", lambda dy, y, *, activation: (y,), compute=_output_slope, contiguous=(),
-    in_place=[(0, 0), (0, 1)], why_not=_ONCE, flops=lambda inputs, results, **_: inputs[0].elements,
-)  # fmt: skip
-
-
-def _conv_flops(inputs: Sequence[Spec], results: Sequence[Spec], **_: Any) -> float:
-    return 2.0 * results[0].elements * inputs[1].elements / max(1, inputs[1].shape[0])
-
-
-CONV: Final = Operation(
-    "conv", _conv_shapes, compute=_conv, gradient=_conv_gradient, contiguous=(2,), flops=_conv_flops
-)  # fmt: skip
-
-
-def _conv_backward(inputs: Sequence[Array], results: Sequence[Array | None], **options: Any) -> None:
-    transposed, passed = _conv_options(options)
-    function = rg.conv_transpose_backward if transposed else rg.conv_backward
-    need = [name for name, array in zip(("dx", "dw", "db"), results, strict=True) if array is not None]
-    function(*inputs, need=need, out=rg.ConvGradients(*results), **passed)
-
-
-def _conv_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (dy, x, w), (gdx, gdw, gdb) = node.inputs, given
-    options, forward = node.attributes, {**node.attributes, "activation": None}
-    parts: list[list[Tensor]] = [[], [], []]
-    if gdx is not None:
-        parts[0].append(apply(CONV, (gdx, w, None), forward)[0])
-        parts[2].append(apply(_CONV_BACKWARD, (dy, gdx, w), options)[1])
-    if gdw is not None:
-        parts[0].append(apply(CONV, (x, gdw, None), forward)[0])
-        parts[1].append(apply(_CONV_BACKWARD, (dy, x, gdw), options)[0])
-    if gdb is not None:
-        assert dy is not None
-        last = options["channels_last"]
-        shape = (-1,) if last else (-1, *(1,) * (dy.ndim - 2))
-        parts[0].append(broadcast_to(reshape(gdb, shape), dy.shape))
-    return totals_of(parts, needed)
-
-
-def _conv_backward_shapes(dy: Spec, x: Spec, w: Spec, **options: Any) -> Sequence[Spec]:
-    return x, w, Spec((_conv_problem(x, w, options).outputs,), x.dtype)
-
-
-_CONV_BACKWARD: Final = Operation(
-    "conv_backward", _conv_backward_shapes, compute=_conv_backward, gradient=_conv_second, contiguous=(),
-    optional=(0, 1, 2),
-    flops=lambda inputs, results, **_: 4.0 * inputs[0].elements * inputs[2].elements / max(1, inputs[2].shape[0]),
-)  # fmt: skip
-
-
-def conv(
+def normalize(
     x: Operand,
-    w: Operand,
-    b: Operand | None = None,
-    *,
-    stride: PerAxis = 1,
-    padding: Padding = 0,
-    dilation: PerAxis = 1,
-    groups: int = 1,
-    channels_last: bool = False,
-    activation: str | Activation | None = None,
+    mean: Operand,
+    var: Operand,
+    gamma: Operand | None = None,
+    beta: Operand | None = None,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """A convolution of images, with 1 or 2 spatial axes, as :func:`retrograd.conv_forward`."""
-    return _convolve(x, w, b, stride, padding, None, dilation, groups, channels_last, activation)
+    """``(x - mean) / sqrt(var + eps) * gamma + beta``, of a mean and a variance that are given and have gradients."""
+    centered = multiply(subtract(x, mean), rsqrt(add(var, float(eps))))
+    scaled = centered if gamma is None else multiply(centered, gamma)
+    return scaled if beta is None else add(scaled, beta)
 
 
-def conv_transpose(
-    x: Operand,
-    w: Operand,
-    b: Operand | None = None,
-    *,
-    stride: PerAxis = 1,
-    padding: Padding = 0,
-    output_padding: PerAxis = 0,
-    dilation: PerAxis = 1,
-    groups: int = 1,
-    channels_last: bool = False,
-    activation: str | Activation | None = None,
-) -> Tensor:
-    """A transposed convolution of images, as :func:`retrograd.conv_transpose_forward`."""
-    return _convolve(x, w, b, stride, padding, output_padding, dilation, groups, channels_last, activation)
+def rms_norm(x: Operand, scale: Operand | None = None, axes: Axes | Sequence[int] = -1, eps: float = 1e-5) -> Tensor:
+    """``x / sqrt(mean(x**2) + eps) * scale``, with the mean over these axes; None: over all."""
+    tensor = identity(x)
+    square = sum_of_squares(tensor, axes, keepdims=True)
+    normalized = multiply(tensor, rsqrt(add(multiply(square, square.size / max(1, tensor.size)), float(eps))))
+    return normalized if scale is None else multiply(normalized, scale)
 
 
-def _convolve(
-    x: Operand,
-    w: Operand,
-    b: Operand | None,
-    stride: PerAxis,
-    padding: Padding,
-    output_padding: PerAxis | None,
-    dilation: PerAxis,
-    groups: int,
-    channels_last: bool,
-    activation: str | Activation | None,
-) -> Tensor:
-    images = identity(x)
-    try:
-        axes = len(spatial("x", images.shape, channels_last))
-        options = {
-            "stride": per_axis("stride", stride, axes, 1),
-            "padding": paddings(padding, axes),
-            "output_padding": None if output_padding is None else per_axis("output_padding", output_padding, axes, 0),
-            "dilation": per_axis("dilation", dilation, axes, 1),
-            "groups": _args.as_count("groups", groups),
-            "channels_last": bool(channels_last),
-        }
-        chosen = None if activation is None else _args.as_activation(activation)
-    except (TypeError, ValueError) as error:
-        raise fail("conv", str(error), type(error)) from None
-    # One whose slope the output does not determine is a node of its own.
-    apart = chosen is not None and bool(ACTIVATIONS[chosen.name].needs_input)
-    found: Tensor = apply(CONV, (images, w, b), {**options, "activation": None if apart else chosen})[0]
-    return _activate(found, chosen) if apart and chosen is not None else found
-
-
-# ---- pooling ---------------------------------------------------------------------------------------------------------
-
-
-def _pool_shapes(x: Spec, *, kind: str, **options: Any) -> Sequence[Spec]:
-    o = options
-    windows = pool_windows(
-        spatial("x", x.shape, o["channels_last"]), o["kernel"], o["stride"], o["padding"], o["dilation"],
-        "the largest value" if kind == "max" else "" if kind == "l2" or o["count_includes_padding"] else "the average",
-    )  # fmt: skip
-    y = Spec(pooled_shape(x.shape, windows.outputs, o["channels_last"]), x.dtype)
-    return (y, Spec(y.shape, np.dtype(np.int32))) if kind == "max" else (y,)
-
-
-def _pool_options(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    unused = {
-        "max": ("count_includes_padding",),
-        "average": ("dilation",),
-        "l2": ("dilation", "count_includes_padding"),
-    }
-    return {k: v for k, v in options.items() if k not in unused[kind]}
-
-
-def _pool(inputs: Sequence[Array], results: Sequence[Array | None], *, kind: str, **options: Any) -> None:
-    passed = _pool_options(kind, options)
-    if kind == "max":
-        y, indices = results
-        rg.max_pool_forward(
-            inputs[0], **passed, return_indices=indices is not None, out=rg.MaxPoolResult(y, indices)
-        )  # fmt: skip
-    else:
-        function = rg.average_pool_forward if kind == "average" else rg.l2_pool_forward
-        function(inputs[0], **passed, out=results[0])
-
-
-def _pool_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-    (x,) = node.inputs
-    assert x is not None
-    kind = node.attributes["kind"]
-    saved = {"max": (node.results[-1],), "average": (), "l2": (x, node.results[0])}[kind]
-    return list(apply(_POOL_BACKWARD, (given[0], *saved), {**node.attributes, "shape": x.shape}))
-
-
-POOL: Final = Operation("pool", _pool_shapes, compute=_pool, gradient=_pool_gradient, optional=(1,))
-
-
-def _pool_backward(
-    inputs: Sequence[Array], results: Sequence[Array], *, kind: str, shape: tuple[int, ...], **options: Any
-) -> None:
-    passed = _pool_options(kind, options)
-    if kind == "max":
-        dy, indices = inputs
-        rg.max_pool_backward(dy, indices, shape, channels_last=options["channels_last"], out=results[0])
-    elif kind == "average":
-        rg.average_pool_backward(inputs[0], shape, **passed, out=results[0])
-    else:
-        dy, x, y = inputs
-        rg.l2_pool_backward(dy, x, y, **passed, out=results[0])
-
-
-_POOL_BACKWARD: Final = Operation(
-    "pool_backward", lambda dy, *saved, shape, **_: (Spec(shape, dy.dtype),), compute=_pool_backward, why_not=_ONCE
-)
-
-
-class MaxPool(NamedTuple):
-    """The largest values, and their positions h * W + w in the planes of x, as int32."""
-
-    y: Tensor
-    indices: Tensor
-
-
-def _pooled(
-    kind: str,
-    x: Operand,
-    kernel: PerAxis,
-    stride: PerAxis | None,
-    padding: Padding,
-    dilation: PerAxis,
-    count_includes_padding: bool,
-    channels_last: bool,
-) -> tuple[Any, ...]:
-    images = identity(x)
-    try:
-        axes = len(spatial("x", images.shape, channels_last))
-        kernels = per_axis("kernel", kernel, axes, 1)
-        options = {
-            "kind": kind,
-            "kernel": kernels,
-            "stride": kernels if stride is None else per_axis("stride", stride, axes, 1),
-            "padding": paddings(padding, axes),
-            "dilation": per_axis("dilation", dilation, axes, 1),
-            "count_includes_padding": bool(count_includes_padding),
-            "channels_last": bool(channels_last),
-        }
-    except (TypeError, ValueError) as error:
-        raise fail(f"{kind}_pool", str(error), type(error)) from None
-    return apply(POOL, (images,), options)
-
-
-def max_pool(
-    x: Operand,
-    kernel: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    padding: Padding = 0,
-    dilation: PerAxis = 1,
-    channels_last: bool = False,
-) -> Tensor:
-    """The largest value of each window, as :func:`retrograd.max_pool_forward`; the gradient goes to the first one."""
-    return max_pool_indices(x, kernel, stride=stride, padding=padding, dilation=dilation, channels_last=channels_last).y
-
-
-def max_pool_indices(
-    x: Operand,
-    kernel: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    padding: Padding = 0,
-    dilation: PerAxis = 1,
-    channels_last: bool = False,
-) -> MaxPool:
-    """The largest value of each window and where it is, for :func:`max_unpool`."""
-    return MaxPool(*_pooled("max", x, kernel, stride, padding, dilation, True, channels_last))
-
-
-def max_unpool(x: Operand, indices: Operand, shape: Sequence[int], *, channels_last: bool = False) -> Tensor:
-    """Zeros of this shape, with the elements of x at `indices` of their planes.
-
-    As :func:`retrograd.max_unpool_forward`, but where an index occurs more than once, in windows that overlap, the
-    elements are added.
-    """
-    values, places = identity(x), identity(indices)
-    if values.shape != places.shape or len(shape) != values.ndim:
-        raise fail("max_unpool", f"x has shape {values.shape}, indices {places.shape}, and shape is {tuple(shape)}")
-    axis = 1 if channels_last else -1
-    sizes = spatial("shape", tuple(shape), channels_last)
-    planes = (shape[0], -1, shape[-1]) if channels_last else (*shape[:2], -1)
-    flat = place_along_axis(reshape(values, planes), reshape(places, planes), math.prod(sizes), axis)
-    return reshape(flat, tuple(shape))
-
-
-def average_pool(
-    x: Operand,
-    kernel: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    padding: Padding = 0,
-    count_includes_padding: bool = True,
-    channels_last: bool = False,
-) -> Tensor:
-    """The average of each window, as :func:`retrograd.average_pool_forward`."""
-    found: Tensor = _pooled("average", x, kernel, stride, padding, 1, count_includes_padding, channels_last)[0]
-    return found
-
-
-def l2_pool(
-    x: Operand,
-    kernel: PerAxis,
-    *,
-    stride: PerAxis | None = None,
-    padding: Padding = 0,
-    channels_last: bool = False,
-) -> Tensor:
-    """The L2 norm of each window, as :func:`retrograd.l2_pool_forward`."""
-    found: Tensor = _pooled("l2", x, kernel, stride, padding, 1, True, channels_last)[0]
-    return found
+def l2_normalize(x: Operand, axes: Axes | Sequence[int] = -1, eps: float = 1e-12) -> Tensor:
+    """``x / sqrt(sum(x**2) + eps)``, with the sum over these axes; None: over all."""
+    tensor = identity(x)
+    return multiply(tensor, rsqrt(add(sum_of_squares(tensor, axes, keepdims=True), float(eps))))
 
 
 # ---- embedding -------------------------------------------------------------------------------------------------------

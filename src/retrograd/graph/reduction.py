@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -192,6 +193,41 @@ def logsumexp(x: Operand, axis: Axes | Sequence[int] = None, *, keepdims: bool =
         return total
     axes = as_axes(axis, tensor.ndim)
     return G.reshape(total, tuple(e for i, e in enumerate(tensor.shape) if i not in axes))
+
+
+def l1_norm(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
+    """``sum(abs(x))``"""
+    return sum(G.absolute(x), axis, keepdims=keepdims)
+
+
+def l2_norm(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
+    """``sqrt(sum(x**2))``; its gradient is 0 where it is 0."""
+    total = sum_of_squares(x, axis, keepdims=keepdims)
+    zero = G.equal(total, 0.0)
+    return G.where(zero, 0.0, G.sqrt(G.where(zero, 1.0, total)))
+
+
+def log_sum(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
+    """``log(sum(x))``"""
+    return G.log(sum(x, axis, keepdims=keepdims))
+
+
+def fmax_reduce(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
+    """The largest element that is not NaN; NaN if all are. Elements that share it share its gradient evenly."""
+    return _ignoring_nan(max, x, -math.inf, axis, keepdims)
+
+
+def fmin_reduce(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
+    """The smallest element that is not NaN; NaN if all are. Elements that share it share its gradient evenly."""
+    return _ignoring_nan(min, x, math.inf, axis, keepdims)
+
+
+def _ignoring_nan(
+    function: Callable[..., Tensor], x: Operand, neutral: float, axis: Axes | Sequence[int], keepdims: bool
+) -> Tensor:
+    missing = G.isnan(x)
+    found = function(G.where(missing, neutral, x), axis, keepdims=keepdims)
+    return G.where(all(missing, axis, keepdims=keepdims), math.nan, found)
 
 
 def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -10,11 +10,26 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+import retrograd.graph as G
+
 from ..ops._types import Array
-from .elementwise import broadcast, equal, identity, run_map, where
+from .elementwise import broadcast, identity, run_map, where
 from .operation import Operation, Spec
 from .reduction import as_axes, sum_to
-from .tensor import FLOATS, Node, Operand, Tensor, apply, apply_one, as_array, current_graph, fail, in_trace
+from .tensor import (
+    BOOL,
+    FLOATS,
+    INTEGERS,
+    Node,
+    Operand,
+    Tensor,
+    apply,
+    apply_one,
+    as_array,
+    current_graph,
+    fail,
+    in_trace,
+)
 
 _Part: TypeAlias = int | slice | types.EllipsisType | None
 Index: TypeAlias = _Part | tuple[_Part, ...]
@@ -197,6 +212,66 @@ _PLACE: Final = Operation(
 )
 
 
+def _update_shapes(x: Spec, update: Spec, *, slices: _Slices) -> Sequence[Spec]:
+    if x.dtype != update.dtype:
+        raise TypeError(f"x has dtype {x.dtype}, but update has {update.dtype}; convert one with .astype")
+    expected = _extents(x.shape, slices)
+    if update.shape != expected:
+        raise ValueError(f"update has shape {update.shape}, but the slice of x has {expected}")
+    return (x,)
+
+
+def _update(inputs: Sequence[Array], results: Sequence[Array], *, slices: _Slices) -> None:
+    run_map([], inputs[:1], [], results, [0])
+    run_map([], inputs[1:], [], [_taken(results[0], slices)], [0])
+
+
+def _update_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    (_, update), (g,) = node.inputs, given
+    assert update is not None
+    assert g is not None
+    hole = zeros(update.shape, update.dtype)
+    return [
+        apply_one(_UPDATE, (g, hole), node.attributes) if needed[0] else None,
+        apply_one(_SLICE, (g,), node.attributes) if needed[1] else None,
+    ]
+
+
+# x with a slice replaced.
+_UPDATE: Final = Operation(
+    "slice_update", _update_shapes, compute=_update, gradient=_update_gradient, contiguous=(), in_place=[(0, 0)]
+)
+
+
+def slice_update(
+    x: Operand,
+    update: Operand,
+    starts: Sequence[int | None],
+    ends: Sequence[int | None],
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    """x with `update`, broadcast, in place of ``x[starts[0]:ends[0]:strides[0], ...]``.
+
+    Negative starts and ends count from the end, None is the first or last; axes that are not named are whole.
+    """
+    tensor = identity(x)
+    steps = [1] * len(starts) if strides is None else list(strides)
+    if not len(starts) == len(ends) == len(steps) <= tensor.ndim or 0 in steps:
+        raise fail(
+            "slice_update", f"starts is {starts}, ends {ends} and strides {strides}, for x of shape {tensor.shape}: "
+            "they must have equal lengths, up to the number of axes, and no stride may be 0",
+        )  # fmt: skip
+    slices = []
+    for axis, extent in enumerate(tensor.shape):
+        part = slice(starts[axis], ends[axis], steps[axis]) if axis < len(steps) else slice(None)
+        start, stop, step = part.indices(extent)
+        slices.append((start, None if stop < 0 else stop, step))
+    kept = tuple(slices)
+    # A number takes on the dtype of x.
+    given = np.asarray(update, tensor.dtype) if isinstance(update, (bool, int, float)) else update
+    return apply_one(_UPDATE, (tensor, broadcast_to(given, _extents(tensor.shape, kept))), {"slices": kept})
+
+
 def take_slice(x: Operand, index: Index) -> Tensor:
     """``x[index]``, for integers, slices, None and ``...``. `take` is for tensors and arrays of indices."""
     tensor = identity(x)
@@ -318,19 +393,54 @@ def split(x: Operand, sections: int | Sequence[int], axis: int = 0) -> list[Tens
     return [take_slice(tensor, (*lead, slice(a, b))) for a, b in zip(starts, ends, strict=True)]
 
 
-def pad(x: Operand, widths: Sequence[tuple[int, int]], value: float = 0.0) -> Tensor:
-    """x with (before, after) elements of `value` around it, for each axis."""
+_PAD_MODES: Final = ("constant", "reflect", "symmetric", "edge", "wrap")
+
+
+def pad(x: Operand, widths: Sequence[tuple[int, int]], mode: str = "constant", value: float = 0.0) -> Tensor:
+    """x with (before, after) more elements along each axis, as NumPy's.
+
+    `mode`: "constant": of `value`; "edge": copies of the nearest element; "reflect" and "symmetric": mirrored, without
+    and with the nearest element; "wrap": from the other end. Copies add to the gradient of their element.
+    """
     tensor = identity(x)
     if len(widths) != tensor.ndim or any(w < 0 for pair in widths for w in pair):
         raise fail("pad", f"widths is {widths}, must have (before, after) for each of the {tensor.ndim} axes of x")
+    if mode not in _PAD_MODES:
+        raise fail("pad", f"mode is {mode!r}, must be one of {', '.join(_PAD_MODES)}")
+    if mode == "constant":
+        return _pad_constant(tensor, widths, value)
+    for axis, (pair, extent) in enumerate(zip(widths, tensor.shape, strict=True)):
+        if any(pair):
+            if not extent:
+                raise fail("pad", f"axis {axis} of x, shape {tensor.shape}, has no elements for mode {mode!r}")
+            kind: Any = mode
+            tensor = G.take(tensor, np.pad(np.arange(extent), pair, mode=kind), axis)
+    return tensor
+
+
+def _pad_constant(tensor: Tensor, widths: Sequence[tuple[int, int]], value: float) -> Tensor:
     shape = tuple(a + e + b for e, (a, b) in zip(tensor.shape, widths, strict=True))
     slices = tuple((a, a + e, 1) for e, (a, _) in zip(tensor.shape, widths, strict=True))
     attributes: dict[str, Any] = {"shape": shape, "slices": slices}
     placed: Tensor = apply(_PLACE, (tensor,), attributes)[0]
     if not value:
         return placed
-    inside: Tensor = apply(_PLACE, (ones(tensor.shape, tensor.dtype),), attributes)[0]
-    return where(equal(inside, 0), value, placed)
+    inside: Tensor = apply(_PLACE, (ones(tensor.shape, BOOL),), attributes)[0]
+    return where(inside, placed, value)
+
+
+def band_part(x: Operand, lower: int, upper: int) -> Tensor:
+    """Matrices, in the last two axes, with zeros below diagonal -`lower` and above diagonal `upper`.
+
+    A negative one keeps all diagonals on its side.
+    """
+    tensor = identity(x)
+    if tensor.ndim < 2:
+        raise fail("band_part", f"x has shape {tensor.shape}, must have 2 axes or more")
+    rows, columns = np.ogrid[: tensor.shape[-2], : tensor.shape[-1]]
+    below, above = rows - columns, columns - rows
+    inside = ((below <= lower) | (lower < 0)) & ((above <= upper) | (upper < 0))
+    return where(inside, tensor, False if tensor.dtype == BOOL else 0)
 
 
 def tile(x: Operand, repeats: Sequence[int]) -> Tensor:
@@ -362,6 +472,14 @@ def zeros(shape: Sequence[int], dtype: npt.DTypeLike = FLOATS[0]) -> Tensor:
 def ones(shape: Sequence[int], dtype: npt.DTypeLike = FLOATS[0]) -> Tensor:
     """A tensor of ones."""
     return full(shape, 1, dtype)
+
+
+def coordinates(shape: Sequence[int], axis: int, dtype: npt.DTypeLike = INTEGERS[0]) -> Tensor:
+    """The index along an axis of each element of a tensor of this shape."""
+    (number,) = as_axes(axis, len(shape))
+    line = np.arange(shape[number], dtype=dtype).reshape([-1 if i == number else 1 for i in range(len(shape))])
+    graph = current_graph()
+    return broadcast_to(line if graph is None else graph.constant(line), tuple(shape))
 
 
 def constant(value: Operand, dtype: npt.DTypeLike | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
 from .callback import call
 from .elementwise import cast, greater, run_map, where
-from .layer import _ONCE, _check_parameters, _norm, moved
+from .layer import ONCE, _check_parameters, _norm, moved
 from .operation import Operation, Spec
 from .reduction import refuse
 from .shaping import take_slice
@@ -144,7 +144,7 @@ def _sums(inputs: Sequence[Array | None], results: Sequence[Array], **options: A
 
 # The sums of dz and of dz * xhat over the elements of this shard, float64 [2, C]: its part of dbeta and of dgamma.
 _SUMS: Final = Operation(
-    "norm_sums", _sums_shapes, compute=_sums, contiguous=(3, 4, 5), why_not=_ONCE,
+    "norm_sums", _sums_shapes, compute=_sums, contiguous=(3, 4, 5), why_not=ONCE,
     flops=lambda inputs, results, **_: 5.0 * inputs[0].elements,
 )  # fmt: skip
 
@@ -173,7 +173,7 @@ def _dx(inputs: Sequence[Array | None], results: Sequence[Array], **options: Any
 
 # dx, of the sums of all shards.
 _DX: Final = Operation(
-    "norm_dx", _dx_shapes, compute=_dx, contiguous=(3, 4, 5, 6, 7), in_place=[(0, 0)], why_not=_ONCE,
+    "norm_dx", _dx_shapes, compute=_dx, contiguous=(3, 4, 5, 6, 7), in_place=[(0, 0)], why_not=ONCE,
     flops=lambda inputs, results, **_: 7.0 * inputs[0].elements,
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ EXACT: Final = (
     "add", "subtract", "multiply", "divide", "maximum", "minimum", "fmod", "where", "negative", "absolute", "sign",
     "square", "sqrt", "relu", "floor", "ceil", "round", "trunc", "copy", "cast", "stop_gradient", "max", "min",
     "reshape", "transpose", "broadcast_to", "slice", "place", "concatenate", "take", "take_along_axis", "top_k",
-    "embedding", "reduce_bool", "arg_reduce", "lstm_slots", "call",
+    "embedding", "reduce_bool", "arg_reduce", "lstm_slots", "call", "fma", "slice_update", "cumulative_extreme",
 )  # fmt: skip
 # Half a unit in the last place; a little more, because the oracle of float64 is rounded itself.
 ROUNDED: Final = 1 + 2.0**-9
@@ -43,7 +43,7 @@ SUMS: Final = (
 # Results that are copies of elements, whose gradients are sums.
 COPIES: Final = (
     "take", "take_along_axis", "concatenate", "embedding", "top_k", "reshape", "transpose", "broadcast_to", "slice",
-    "place",
+    "place", "slice_update",
 )  # fmt: skip
 # Layers that are one call of a driver, whose own bounds are tested in tests/ops: here an error means another call, not
 # a few more roundings. Of the largest element.
@@ -87,6 +87,13 @@ def graph_tolerances(operation: str, rule: Rule, arrays: Sequence[Any], attribut
         # The mean of n ones is 1, not n.
         extra = max((a.size for a in arrays if a is not None), default=0) if operation == "mean" else 0
         return _sums(lambda *a: rule.forward(*a, **attributes), arrays, u, least, extra)
+    if operation == "scatter":
+        # A rounding for each update, of terms that have one sign.
+        if attributes["mode"] in ("minimum", "maximum", "set"):
+            return [ROUNDED * u * r + least for r in floats if r is not None]
+        positive = {**attributes, "mode": "add" if attributes["mode"] == "subtract" else attributes["mode"]}
+        (size,) = rule.forward(*(np.abs(a) for a in arrays), **positive)
+        return [(arrays[1].size + 2) * u * size.astype(float) + least]
     if operation == "prod":
         count = arrays[0].size // max(1, results[0].size)
         return [(count + 2) * u * r + least for r in floats if r is not None]
@@ -143,6 +150,16 @@ def graph_gradient_tolerances(
             return [None if g is None else np.zeros(g.shape) for g in gradients(*given, *arrays)]
         return _sums(gradients, [*given, *arrays], u, least, 4)
     results = rule.forward(*arrays, **attributes)
+    if operation == "cumulative_extreme":
+        (size,) = rule.vjp([np.abs(dys[0])], results, *arrays, **attributes)
+        return [(arrays[0].size + 2) * u * size.astype(float) + least]
+    if operation == "scatter":
+        # Factors and terms of one sign, one or two for each update; extremes keep their winners.
+        chosen = attributes["mode"] in ("minimum", "maximum")
+        inputs = arrays if chosen else [np.abs(a) for a in arrays]
+        sizes = rule.vjp([np.abs(dys[0])], rule.forward(*inputs, **attributes), *inputs, **attributes)
+        factor = SLOPE + 4 * arrays[1].size
+        return [None if g is None else factor * u * np.abs(g).astype(float) + least for g in sizes]
     dy = np.abs(np.asarray(dys[0], float))
     if operation in ("softmax", "softmax_backward"):
         found = rule.vjp(dys, results, *arrays, **attributes)

@@ -4,5 +4,6 @@ Imports only NumPy. (bfloat16 data also imports ml_dtypes, which adds that dtype
 """
 
 from .graph import *
+from .graph_case import *
 from .norm import *
 from .recurrent import *

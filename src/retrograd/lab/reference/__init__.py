@@ -11,6 +11,7 @@ from .attention import *
 from .convolution import *
 from .dense import *
 from .graph import *
+from .graph_layers import *
 from .loss import *
 from .norm import *
 from .optimizer import *
