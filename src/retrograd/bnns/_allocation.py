@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from ..ops._buffers import elements_of
 from ._failure import Invalid, Unsupported
-from ._memory import Array, DType, data_type_of, elements_as
+from ._memory import Array, DType, data_type_of, dtype_of, elements_as
 
 if TYPE_CHECKING:
+    from ._array_size import BNNSTensor
     from ._structures import BNNSNDArrayDescriptor
     from ._swift_objects import RandomGenerator
     from ._swift_values import Shape
@@ -172,3 +175,65 @@ def _draw(array: Array, bounds: Sequence[float], generator: np.random.Generator)
         array[...] = generator.integers(cast(int, low), cast(int, high), array.size, array.dtype, endpoint=True)
     else:
         array[...] = generator.uniform(low, high, array.size)
+
+
+class TensorMemory:
+    """What a ``BNNSTensor`` has in Swift. Strides count elements; without them it is contiguous."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def allocate(
+        *, initializingFrom: npt.ArrayLike, shape: Sequence[int] | None = None, stride: Sequence[int] | None = None
+    ) -> BNNSTensor:
+        """A tensor of new memory with these values, in their own shape or in another one."""
+        values = initializingFrom if isinstance(initializingFrom, np.ndarray) else np.asarray(initializingFrom, np.float32)
+        extents = values.shape if shape is None else tuple(shape)
+        made = TensorMemory.allocateUninitialized(scalarType=values.dtype, shape=extents, stride=stride)
+        if values.size != math.prod(extents):
+            raise ValueError(f"initializingFrom has {values.size} elements, but shape is {list(extents)}")
+        _tensor_view(made)[...] = values.reshape(extents)
+        return made
+
+    @staticmethod
+    def allocateUninitialized(
+        *, scalarType: npt.DTypeLike, shape: Sequence[int], stride: Sequence[int] | None = None
+    ) -> BNNSTensor:
+        """A tensor of new memory with unspecified contents."""
+        from ._array_size import BNNSTensor
+
+        dtype = scalar_dtype(scalarType)
+        steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))] if stride is None else list(stride)
+        if len(steps) != len(shape) or min(steps, default=0) < 0 or min(shape, default=0) < 0:
+            raise ValueError(f"shape is {list(shape)} and stride {steps}, which describe no array")
+        made = BNNSTensor(data_type=data_type_of(dtype), rank=len(shape), shape=shape, stride=steps)
+        span = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, steps, strict=True))
+        made.data = np.empty(span, dtype)
+        made.data_size_in_bytes = made.data.nbytes
+        return made
+
+    def deallocate(self) -> None:
+        """Forget the memory."""
+        tensor = cast("BNNSTensor", self)
+        tensor.data, tensor.data_size_in_bytes = None, 0
+
+    def makeArray(self, *, of: npt.DTypeLike) -> Array:
+        """The elements as a new array, in the tensor's shape."""
+        tensor = cast("BNNSTensor", self)
+        view = _tensor_view(tensor)
+        if view.dtype != scalar_dtype(of):
+            raise ValueError(f"the tensor has elements of type {view.dtype}, of is {scalar_dtype(of)}")
+        return view.copy()
+
+
+def _tensor_view(tensor: BNNSTensor) -> Array:
+    """The memory of a tensor, in its shape."""
+    dtype, rank = dtype_of(tensor.data_type), tensor.rank
+    steps = [stride * dtype.itemsize for stride in tensor.stride[:rank]]
+    if tensor.data is None:
+        raise Invalid("the tensor has no data")
+    memory = elements_of(tensor.data)[0]
+    if not memory.flags.c_contiguous:
+        memory = np.ascontiguousarray(memory)
+    view: Array = np.ndarray(tuple(tensor.shape[:rank]), dtype, memory, 0, steps)
+    return view

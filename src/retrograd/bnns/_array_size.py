@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from . import _constants as c
+from ._allocation import TensorMemory
 from ._failure import Invalid, status
 from ._filter import checked_descriptor
 from ._memory import as_integer
@@ -17,10 +18,10 @@ _TYPES: Final = frozenset(
 _LAYOUTS: Final = frozenset(value for name, value in vars(c).items() if name.startswith("BNNSDataLayout"))
 
 
-class BNNSTensor(Structure):
+class BNNSTensor(TensorMemory, Structure):
     """An array with its slowest axis first. Strides are literal: 0 repeats an element. -1 in ``shape`` is dynamic.
 
-    ``name`` is a debug label, as bytes.
+    ``name`` is a debug label, as bytes. The methods are Swift's.
     """
 
     data_type: UInt32
