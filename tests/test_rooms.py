@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "_files": set(),
     "_printing": set(),
     "ops": {"_core", "numpy", "ml_dtypes"},
-    "bnns": {"ops", "numpy", "ml_dtypes"},
+    "bnns": {"ops", "graph", "convert", "numpy", "ml_dtypes", "safetensors", "coremltools"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
     # typing_extensions is for type checkers alone
