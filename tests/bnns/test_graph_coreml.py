@@ -535,3 +535,40 @@ def test_nothing_is_written_on_failure(tmp_path: Path, layers: Path) -> None:
         write_parameters(model, tmp_path / "file")
     with pytest.raises(Invalid, match="was not read from a Core ML package"):
         write_parameters(Model(graph.Recording(), {}), target)
+
+
+def test_through_bnns_graph(tmp_path: Path, layers: Path) -> None:
+    """The page's example: a builder trains the constants of a package, which a context of the copy then has."""
+    from retrograd.bnns import BNNSGraph
+
+    models: list[Any] = []
+
+    def train(builder: Any) -> Any:
+        x = builder.argument(name="x", dataType=float, shape=[5, 4])
+        target = builder.argument(name="target", dataType=float, shape=[5, 3])
+        model = builder.model(layers)
+        models.append(model)
+        (y,) = model(x)
+        error = y - target
+        loss = (error * error).mean(axes=[0, 1], keepDimensions=False)
+        builder.minimize(loss, parameters=model.parameters.values(), using=BNNSGraph.SGD(learningRate=0.01))
+        return [loss]
+
+    context = BNNSGraph.makeContext(train)
+    x, target, loss, losses = draw(5, 4), draw(5, 3), np.zeros((), np.float32), []
+    for _ in range(20):
+        context.executeFunction(arguments=[loss, x, target])
+        losses.append(float(loss))
+    np.testing.assert_allclose(losses[0], np.mean((numpy_layers(x) - target) ** 2), rtol=1e-4)
+    assert losses[-1] < 0.8 * losses[0]
+    models[0].write(to=tmp_path / "trained.mlpackage")
+    again = BNNSGraph.Context(compileFromPath=str(tmp_path / "trained.mlpackage"))
+    assert np.array_equal(again.parameters["first_weight_0"], context.parameters["first_weight_0"])
+    y = np.zeros((5, 3), np.float32)
+    again.executeFunction(arguments=[y, x])
+    context.executeFunction(arguments=[loss, x, target])
+    np.testing.assert_allclose(np.mean((y - target) ** 2), loss, rtol=1e-5)
+    again.write(to=tmp_path / "copy.mlpackage")
+    assert np.array_equal(
+        read_model(tmp_path / "copy.mlpackage").parameters["first_weight_0"].value, again.parameters["first_weight_0"]
+    )

@@ -576,8 +576,8 @@ def _lstm(
         if eyes is not None:
             i, f, o = G.split(eyes, 3)
             eyes = G.concatenate([i, f, G.zeros(i.shape, i.dtype), o])
-        parts: list[Any] = [_ordered(part, (0, 1, 3, 2)) for part in (wx, wh, b)]
-        return LstmWeights(*parts, eyes)
+        parts: list[Any] = [*(_ordered(part, (0, 1, 3, 2)) for part in (wx, wh, b)), eyes]
+        return LstmWeights(*parts)
 
     r = _gate(recurrent_activation)
     activations = LstmActivations(r, r, _gate(cell_activation), r, _gate(activation))
