@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "_files": set(),
     "_printing": set(),
     "ops": {"_core", "numpy", "ml_dtypes"},
-    "bnns": {"ops", "graph", "numpy", "ml_dtypes", "safetensors", "coremltools"},
+    "bnns": {"ops", "graph", "convert", "numpy", "ml_dtypes", "safetensors", "coremltools"},
     "mps": {"ops", "numpy", "ml_dtypes"},
     "graph": {"_core", "ops", "retrograd", "numpy"},
     "mpsgraph": {"ops", "graph", "mps", "numpy"},

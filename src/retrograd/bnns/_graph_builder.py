@@ -197,6 +197,12 @@ class ModelTensors:
         """Its constants, as tensors that can be trained."""
         return {name: self._builder._parameter(variable) for name, variable in self._model.parameters.items()}
 
+    def write(self, *, to: Any) -> None:
+        """Save it with the values that its parameters have now; one from a Core ML package as a copy of that."""
+        from ._graph_file import write_model
+
+        write_model(self._model, to)
+
     def __call__(self, *inputs: Tensor, function: str | None = None) -> list[Tensor]:
         """The outputs of its function for these inputs."""
         return self._builder.call(self, inputs=inputs, function=function)

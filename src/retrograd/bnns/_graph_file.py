@@ -47,6 +47,13 @@ def read_model(path: Any, function: str | None = None) -> Model:
 
 def write_model(model: Model, target: Any) -> None:
     """Write a graph to a path or a file descriptor, readable by its owner alone; nothing is left of one that fails."""
+    from ._graph_coreml import CoreMLModel, write_parameters
+
+    if isinstance(model, CoreMLModel):
+        if isinstance(target, int):
+            raise Invalid("a Core ML package is a folder, and cannot be written to a file descriptor")
+        write_parameters(model, os.fsdecode(target))
+        return
     from safetensors.numpy import save
 
     arrays, described = _described(model)

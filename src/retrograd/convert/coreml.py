@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import itertools
 import json
-import logging
 import re
-import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from .guard import check_folder, check_size, inside
 from .layers import (
     Array,
     Cell,
@@ -36,6 +30,7 @@ from .layers import (
     reordered,
     stacked,
 )
+from .mlpackage import loader, quiet, read_package, replaced_folder
 
 __all__ = ["read_coreml", "write_coreml"]
 
@@ -49,21 +44,6 @@ _NORMS: Final[tuple[NormKind, ...]] = ("batch_norm", "layer_norm", "instance_nor
 _STANDARD: Final = {"recurrent_activation": "sigmoid", "cell_activation": "tanh", "activation": "tanh"}
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[Any]:
-    """coremltools, without what it says about parts that only a Mac has, and without its progress bars."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            import coremltools
-
-            yield coremltools
-    finally:
-        logging.disable(level)
-
-
 class _Operation(NamedTuple):
     """An operation of a program, with the inputs that are constants."""
 
@@ -73,14 +53,10 @@ class _Operation(NamedTuple):
 
 
 def read_coreml(path: Path, skipped: Callable[[str], bool]) -> Layers:
-    size = check_folder(path)
-    with _quiet() as coremltools:
-        model, weights = _items(path)
-        spec = coremltools.proto.Model_pb2.Model()
-        spec.ParseFromString(model.read_bytes())
-        if spec.WhichOneof("Type") != "mlProgram":
-            raise ConvertError(f"it is a Core ML {spec.WhichOneof('Type')}; only programs (.mlpackage) are read")
-        operations = list(_operations(spec.mlProgram, weights, size))
+    package = read_package(path)
+    spec = package.spec
+    with quiet():
+        operations = list(_operations(spec.mlProgram, loader(package)))
     names = json.loads(spec.description.metadata.userDefined.get(_NAMES, "{}"))
     layers: Layers = {}
     for operation in operations:
@@ -97,29 +73,8 @@ def read_coreml(path: Path, skipped: Callable[[str], bool]) -> Layers:
     return stacked(layers)
 
 
-def _items(path: Path) -> tuple[Path, Path]:
-    """The model of a package, and the folder of its weights, both named in its manifest."""
-    if not path.is_dir():
-        raise ConvertError("it is a file; a package of Core ML is a folder")
-    manifest = json.loads(inside(path, "Manifest.json").read_bytes())
-    entries = manifest["itemInfoEntries"]
-    places = {key: inside(path / "Data", str(entry["path"])) for key, entry in entries.items()}
-    weights = next((places[key] for key, entry in entries.items() if entry.get("name") == "weights"), path / "Data")
-    return places[manifest["rootModelIdentifier"]], weights
-
-
-def _operations(program: Any, weights: Path, size: int) -> Iterator[_Operation]:
+def _operations(program: Any, loaded: Callable[[Any], Any]) -> Iterator[_Operation]:
     """All operations. Only constants have values: nothing in the program is computed."""
-    from coremltools.converters.mil.frontend.milproto.load import TranscriptionContext, _load_value
-
-    context, total = TranscriptionContext(str(weights)), 0
-
-    def loaded(value: Any) -> Any:
-        nonlocal total
-        found = _load_value(context, value)
-        total += getattr(found, "nbytes", 0)
-        check_size(total, size)  # many constants may be the same part of a file
-        return found
 
     def below(block: Any) -> Iterator[Any]:
         for operation in block.operations:
@@ -233,7 +188,7 @@ def write_coreml(path: Path, layers: Layers) -> None:
     for name, layer in layers.items():
         if any(array.dtype.itemsize > 4 for array in arrays_of(layer)):
             raise ConvertError(f"{name} has arrays of float64, which Core ML does not have")
-    with _quiet() as coremltools:
+    with quiet() as coremltools:
         from coremltools.converters.mil import Builder
         from coremltools.converters.mil.mil import Function, Program, types
 
@@ -265,13 +220,8 @@ def write_coreml(path: Path, layers: Layers) -> None:
         parts = {f"{names[name]}_layer{k}": f"{name}.layer{k}" if name else f"layer{k}" for name, k in _stacks(layers)}
         known = {**{identifier: name for name, identifier in names.items()}, **parts}
         model.user_defined_metadata[_NAMES] = json.dumps(known)
-        # A package is a folder: it is made elsewhere, and moved when it is complete.
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            made = Path(folder) / path.name
+        with replaced_folder(path) as made:
             model.save(str(made))
-            if path.exists():
-                path.rename(Path(folder) / "replaced")
-            made.rename(path)
 
 
 def _stacks(layers: Layers) -> Iterator[tuple[str, int]]:
