@@ -190,8 +190,8 @@ struct PlaneBackward : BackwardContext<A> {
         });
     }
     bool has_lines() const {
-        if (this->stream || plan.phased || !applies() || !collects() || call.frozen || call.given_sum_dz ||
-            call.accumulate || !Lines::fit(g)) {
+        if (this->stream || plan.phased || !plan.resident || !applies() || !collects() || call.frozen ||
+            call.given_sum_dz || call.accumulate || !Lines::fit(g)) {
             return false;
         }
         const Block b = Lines::block(g, 0, 0, 1);

@@ -115,7 +115,9 @@ struct PlaneForward : ForwardContext<A> {
                !storage.activates_staged();
     }
     bool has_lines() const {
-        if (this->stream || plan.phased || !collects() || !applies() || call.keep || !Lines::fit(g)) return false;
+        if (this->stream || plan.phased || !plan.resident || !collects() || !applies() || call.keep || !Lines::fit(g)) {
+            return false;
+        }
         const Block b = Lines::block(g, 0, 0, 1);
         return storage.in_place(b, kX) && storage.in_place(b, kY) && !storage.activates_staged();
     }
