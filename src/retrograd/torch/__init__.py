@@ -6,6 +6,7 @@ if _find_spec("torch") is None:
     raise ImportError("retrograd.torch needs PyTorch: pip install 'retrograd[torch]'")
 
 from . import functional
+from ._choice import use_torch_below
 from .norms import (
     BatchNorm1d,
     BatchNorm2d,
@@ -41,4 +42,5 @@ __all__ = [
     "functional",
     "replace",
     "scan",
+    "use_torch_below",
 ]

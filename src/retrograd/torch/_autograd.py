@@ -28,6 +28,11 @@ def is_eager(x: Tensor) -> bool:
     )
 
 
+def is_plain(tensor: Tensor | None) -> bool:
+    """Whether a parameter is an ordinary CPU tensor, or missing."""
+    return tensor is None or (type(tensor) in _PLAIN and tensor.is_cpu)
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The function's `apply` without its check for transforms, which `is_eager` has made in less time."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.activation import Activation
+from ._choice import prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
@@ -48,6 +49,8 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor | Proxy) -> Any:
         if isinstance(input, Proxy):
             return self._record(input)
+        if self.activation is None and prefers_torch("batch_norm", input, self.weight, self.bias):
+            return super().forward(input)
         self._check_input_dim(input)
         mean, var, batches = self.running_mean, self.running_var, None
         if self.training:
@@ -136,6 +139,8 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
     def forward(self, input: Tensor | Proxy) -> Any:
         if isinstance(input, Proxy):
             return self._record(input)
+        if self.activation is None and prefers_torch("layer_norm", input, self.weight, self.bias):
+            return super().forward(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
 
 
@@ -145,4 +150,6 @@ class GroupNorm(Fused, torch.nn.GroupNorm):
     def forward(self, input: Tensor | Proxy) -> Any:
         if isinstance(input, Proxy):
             return self._record(input)
+        if self.activation is None and prefers_torch("group_norm", input, self.weight, self.bias):
+            return super().forward(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)
