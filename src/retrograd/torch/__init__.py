@@ -17,8 +17,9 @@ from .norms import (
     InstanceNorm3d,
     LayerNorm,
 )
+from .patching import Patch, lightning_callback, patch
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from .replacing import Replacements, replace
+from .replacing import Replacements, replace, restore
 from .scan import scan
 from .sync import SyncBatchNorm
 
@@ -36,11 +37,15 @@ __all__ = [
     "InstanceNorm3d",
     "LSTMCell",
     "LayerNorm",
+    "Patch",
     "RNNCell",
     "Replacements",
     "SyncBatchNorm",
     "functional",
+    "lightning_callback",
+    "patch",
     "replace",
+    "restore",
     "scan",
     "use_torch_below",
 ]

@@ -1,6 +1,6 @@
 """Which normalizations run PyTorch's kernel: those where autograd's Python steps cost more than ours saves.
 
-A Python function in autograd takes about 20 µs more than PyTorch's functions in C++, and its stable ABI has no autograd.
+A Python function in autograd takes about 20 µs more than PyTorch's own in C++, and its stable ABI has no autograd.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
 from ._arrays import check_storage
 from ._autograd import is_eager
+from ._compiling import allow
 from ._leaf import Leaf, Proxy
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
 from ._recurrent_autograd import is_recorded, new_recurrent, run
@@ -225,7 +226,7 @@ class Recurrent(Leaf):
 
 
 class Layers(Recurrent, torch.nn.RNNBase):
-    """A layer over sequences. These are not subclasses of PyTorch's, which `torch.compile` refuses."""
+    """A layer over sequences."""
 
     num_layers: int
     batch_first: bool
@@ -234,7 +235,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
 
     def __init__(self, mode: str, *arguments: Any, **options: Any) -> None:
         own = {name: options.pop(name) for name in self._names if name in options}
-        super().__init__(mode, *arguments, **options)
+        torch.nn.RNNBase.__init__(self, mode, *arguments, **options)  # the next class has other arguments
         reason = unsupported(self)
         if reason:
             raise ValueError(f"{self._title}: {reason}")
@@ -347,7 +348,8 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         for name in options:
             raise TypeError(f"{self._title}: {name} is not an argument")
         gates = len(CELLS[self._title].gates)
-        super().__init__(input_size, hidden_size, bias, gates, device=device, dtype=dtype)
+        # The next class has other arguments.
+        torch.nn.RNNCellBase.__init__(self, input_size, hidden_size, bias, gates, device=device, dtype=dtype)
         self._set_options(own)
         added = {
             kind: torch.nn.Parameter(self.weight_ih.new_empty(shape)) for kind, shape in self._more_parameters().items()
@@ -437,7 +439,7 @@ class _Rnn(Recurrent):
         return options
 
 
-class LSTM(_Lstm, Layers):
+class LSTM(_Lstm, Layers, torch.nn.LSTM):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTM`, and these options:
 
     - `peephole` adds parameters ``peephole_l0`` and so on: ``[4H]`` if "diagonal", ``[4H, H]`` if "full". With
@@ -451,7 +453,7 @@ class LSTM(_Lstm, Layers):
       ``beta_c_l0`` and so on.
     - With `recompute` nothing is stored for backward, which runs forward again.
 
-    The two biases are added. This is not a subclass of `torch.nn.LSTM`, which `torch.compile` refuses.
+    The two biases are added.
     """
 
     _title = "LSTM"
@@ -460,7 +462,7 @@ class LSTM(_Lstm, Layers):
         super().__init__("LSTM", *arguments, **options)
 
 
-class GRU(_Gru, Layers):
+class GRU(_Gru, Layers, torch.nn.GRU):
     """The constructor, attributes and `state_dict` of `torch.nn.GRU`, and these options:
 
     - `kind` says where the reset gate acts: "after" the product with the state, as in PyTorch, or "before" it. With
@@ -478,7 +480,7 @@ class GRU(_Gru, Layers):
         super().__init__("GRU", *arguments, **options)
 
 
-class RNN(_Rnn, Layers):
+class RNN(_Rnn, Layers, torch.nn.RNN):
     """The constructor, attributes and `state_dict` of `torch.nn.RNN`, and these options:
 
     - `nonlinearity` may be any activation, by name or with parameters.
@@ -505,19 +507,19 @@ class RNN(_Rnn, Layers):
         )
 
 
-class LSTMCell(_Lstm, Step):
+class LSTMCell(_Lstm, Step, torch.nn.LSTMCell):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`."""
 
     _title = "LSTMCell"
 
 
-class GRUCell(_Gru, Step):
+class GRUCell(_Gru, Step, torch.nn.GRUCell):
     """The constructor, attributes and `state_dict` of `torch.nn.GRUCell`, and the options of :class:`GRU`."""
 
     _title = "GRUCell"
 
 
-class RNNCell(_Rnn, Step):
+class RNNCell(_Rnn, Step, torch.nn.RNNCell):
     """The constructor, attributes and `state_dict` of `torch.nn.RNNCell`, and the options of :class:`RNN`."""
 
     _title = "RNNCell"
@@ -534,6 +536,9 @@ class RNNCell(_Rnn, Step):
     ) -> None:
         self.nonlinearity = nonlinearity
         super().__init__(input_size, hidden_size, bias, device, dtype, **options)
+
+
+allow((LSTM, GRU, RNN))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
