@@ -164,7 +164,7 @@ def test_restore_gives_pytorchs_classes_back(capsys: pytest.CaptureFixture[str])
     assert [type(layer) for layer in model.modules()] == kinds
     assert same_bits(model(x), expected)
     assert not any(key.startswith("_more") or key == "_encoded" for m in model.modules() for key in m.__dict__)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="script"):
         torch.jit.script(model.norms[1])
     assert rt.restore(model, verbose=False) == rt.Replacements({}, {})
 

@@ -8,9 +8,20 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as plain
 
 from ._arrays import array, is_half
-from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager, is_plain
+from ._autograd import (
+    UseTorch,
+    apply_of,
+    check_traceable,
+    define,
+    differentiate,
+    differentiate_once,
+    is_eager,
+    is_plain,
+    warn_of_torch,
+)
 from ._norm import (
     GRADIENT,
     Norm,
@@ -35,7 +46,13 @@ def normalize(norm: Norm, running: Running | None = None) -> Tensor:
     elif mean is not None and var is not None:
         check_running(norm.kind, x, mean, var)
     if not (is_eager(x) and is_plain(weight) and is_plain(bias)):
-        check_traceable(norm.kind, x)
+        try:
+            check_traceable(norm.kind, x)
+        except UseTorch as reason:
+            if norm.activation != "identity":
+                raise
+            warn_of_torch(reason)
+            return _through_torch(norm, running)
         return _through_operators(norm, running)
     try:
         if torch.is_grad_enabled() and (
@@ -49,6 +66,22 @@ def normalize(norm: Norm, running: Running | None = None) -> Tensor:
     except (TypeError, ValueError):
         check(norm)  # raises with PyTorch's names if it finds the reason
         raise
+
+
+def _through_torch(norm: Norm, running: Running | None) -> Tensor:
+    """PyTorch's function of the same arguments."""
+    x, weight, bias, mean, var, kind, axis, groups, eps = norm[:9]
+    if kind == "layer_norm":
+        return plain.layer_norm(x, x.shape[axis:], weight, bias, eps)
+    if kind == "group_norm":
+        return plain.group_norm(x, groups, weight, bias, eps)
+    function = plain.batch_norm if kind == "batch_norm" else plain.instance_norm
+    if running is None:
+        return function(x, mean, var, weight, bias, mean is None, 0.0, eps)
+    momentum = running.momentum
+    if momentum is None:
+        momentum = 0.0 if running.batches is None else 1.0 / (int(running.batches) + 1)
+    return function(x, running.mean, running.var, weight, bias, True, momentum, eps)
 
 
 # ---- eager tensors ---------------------------------------------------------------------------------------------------

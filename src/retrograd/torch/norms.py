@@ -47,10 +47,10 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("batch_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
-        if self.activation is None and prefers_torch("batch_norm", input, self.weight, self.bias):
-            return super().forward(input)
         self._check_input_dim(input)
         mean, var, batches = self.running_mean, self.running_var, None
         if self.training:
@@ -137,10 +137,10 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("layer_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
-        if self.activation is None and prefers_torch("layer_norm", input, self.weight, self.bias):
-            return super().forward(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
 
 
@@ -148,8 +148,8 @@ class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("group_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
-        if self.activation is None and prefers_torch("group_norm", input, self.weight, self.bias):
-            return super().forward(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)

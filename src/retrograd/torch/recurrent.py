@@ -15,7 +15,7 @@ from ..ops.activation import Activation
 from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
 from ._arrays import check_storage
-from ._autograd import is_eager
+from ._autograd import UseTorch, is_eager, warn_of_torch
 from ._compiling import allow
 from ._leaf import Leaf, Proxy
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
@@ -26,6 +26,7 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 # h_0 and c_0 of an LSTM, h_0 of the others.
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _FLOATS = (torch.float32, torch.float64)
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class Recurrent(Leaf):
@@ -188,6 +189,8 @@ class Recurrent(Leaf):
         if x.shape[-1] != self.input_size:
             raise ValueError(f"{title}: input has shape {tuple(x.shape)}, but input_size is {self.input_size}")
         if x.dtype is not dtype or dtype not in _FLOATS:
+            if x.dtype is dtype in _HALF:
+                raise UseTorch(f"{title}: its weights are {dtype}, and retrograd computes in float32 or float64")
             raise TypeError(
                 f"{title}: input has dtype {x.dtype} and the weights have {dtype}; both must be float32, or both "
                 "float64"
@@ -205,6 +208,14 @@ class Recurrent(Leaf):
                 raise ValueError(f"{title}: {name} has shape {shape}, expected {expected}")
             if state.dtype is not dtype:
                 raise TypeError(f"{title}: {name} has dtype {state.dtype}, but the weights have {dtype}")
+
+    def _torch_forward(self, reason: UseTorch, input: Any, hx: Any) -> Any:
+        """The result of PyTorch's layer, if it has one."""
+        has_more = any(name in self.__dict__ for name in self._names)
+        if has_more or getattr(self, "nonlinearity", "tanh") not in ("tanh", "relu"):
+            raise reason
+        warn_of_torch(reason)
+        return super().forward(input, hx)  # type: ignore[misc]
 
     def _check_storages(self, x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
         """Raise where PyTorch would read memory that was freed."""
@@ -279,6 +290,22 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """
         if isinstance(input, Proxy):
             return self._record(input, hx, lengths=lengths, reset=reset, mask=mask)
+        try:
+            return self._forward(input, hx, lengths, reset, mask)
+        except UseTorch as error:
+            if not (lengths is reset is mask is None):
+                raise
+            reason = error
+        return self._torch_forward(reason, input, hx)
+
+    def _forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any,
+        lengths: Tensor | Sequence[int] | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> Any:
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths, reset, mask)
         if input.dim() not in (2, 3):
@@ -366,6 +393,15 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         """Returns the new states, as PyTorch's cell does. Where `reset` ``[N]`` is true, the old ones count as 0."""
         if isinstance(input, Proxy):
             return self._record(input, hx, reset=reset)
+        try:
+            return self._forward(input, hx, reset)
+        except UseTorch as error:
+            if reset is not None:
+                raise
+            reason = error
+        return self._torch_forward(reason, input, hx)
+
+    def _forward(self, input: Tensor, hx: Any, reset: Tensor | None) -> Any:
         if input.dim() not in (1, 2):
             raise ValueError(f"{self._title}: input has shape {tuple(input.shape)}, needs 2 axes, or 1 without a batch")
         batched = input.dim() == 2

@@ -120,8 +120,8 @@ def restore(model: torch.nn.Module, *, verbose: bool = True) -> Replacements:
             continue
         layer.__class__ = kind
         if isinstance(layer, torch.nn.RNNBase | torch.nn.RNNCellBase):
-            layer.__dict__.pop("_encoded", None)
-            layer.__dict__.pop("_more", None)
+            for own in ("_encoded", "_more", "_direct"):
+                layer.__dict__.pop(own, None)
         result.replaced[name or "(the model)"] = kind.__name__
     if verbose:
         print(result.described("restored"))
