@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..ops.activation import Activation
+from ._choice import prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
@@ -46,6 +47,8 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("batch_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
@@ -134,6 +137,8 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("layer_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
@@ -143,6 +148,8 @@ class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Tensor | Proxy) -> Any:
+        if self.activation is None and prefers_torch("group_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)
