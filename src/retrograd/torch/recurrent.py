@@ -478,6 +478,7 @@ class _Lstm(Recurrent):
     coupled: bool = False
     cell_clip: float | None = None
     _has_cells = True
+    _peephole_name: ClassVar[str] = "peephole"  # of the parameter
     _names = ("peephole", "output_gate_reads", "activations", "coupled", "cell_clip", *Recurrent._names)
 
     def _set_options(self, options: dict[str, Any]) -> None:
@@ -491,7 +492,7 @@ class _Lstm(Recurrent):
         found: dict[str, tuple[int, ...]] = {}
         units = self.hidden_size
         if self.peephole is not None:
-            found["peephole"] = (4 * units, units) if self.peephole == "full" else (4 * units,)
+            found[self._peephole_name] = (4 * units, units) if self.peephole == "full" else (4 * units,)
         found.update(super()._more_parameters())
         if self.norm is not None:
             found |= {"gamma_c": (units,), "beta_c": (units,)}
@@ -593,9 +594,13 @@ class RNN(_Rnn, Layers, torch.nn.RNN):
 
 
 class LSTMCell(_Lstm, Step, torch.nn.LSTMCell):
-    """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`."""
+    """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`.
+
+    The parameter that `peephole` adds is ``weight_peephole``.
+    """
 
     _title = "LSTMCell"
+    _peephole_name = "weight_peephole"  # the option has the attribute `peephole`
 
 
 class GRUCell(_Gru, Step, torch.nn.GRUCell):
