@@ -126,15 +126,19 @@ def lightning_callback(*, only: Only = None, fuse: bool = False, verbose: bool =
 
     The arguments are those of :func:`replace`. The callback can be pickled if they can.
     """
-    base: Any
+    package: Any
     try:
         if "pytorch_lightning" in sys.modules:  # the older package has classes of its own
-            from pytorch_lightning import Callback as base
+            import pytorch_lightning
+
+            package = pytorch_lightning
         else:
-            from lightning.pytorch import Callback as base
+            import lightning.pytorch
+
+            package = lightning.pytorch
     except ImportError:
         raise ImportError("lightning_callback: needs Lightning: pip install lightning") from None
-    return _callback_class(base)(only, fuse, verbose)
+    return _callback_class(package.Callback)(only, fuse, verbose)
 
 
 @functools.lru_cache
