@@ -253,6 +253,7 @@ def test_the_lightning_callback_replaces_and_pickles(monkeypatch: pytest.MonkeyP
         rt.lightning_callback()
     package, module = types.ModuleType("lightning"), types.ModuleType("lightning.pytorch")
     module.Callback = type("Callback", (), {})  # type: ignore[attr-defined]
+    package.pytorch = module  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "lightning", package)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", module)
     callback = pickle.loads(pickle.dumps(rt.lightning_callback(only="norms.*", verbose=False)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch.nn.utils import parametrize
@@ -24,11 +24,13 @@ def _calls_super(function: Any) -> bool:
     return code is not None and "__class__" in code.co_freevars and {"super", "forward"} <= set(code.co_names)
 
 
-@lru_cache(maxsize=512)
 def class_with(kind: Kind, base: Kind, ours: Kind) -> Kind:
     """The class of a replaced layer: `ours` for PyTorch's own, otherwise `kind` with `ours` before `base`."""
-    if kind is base:
-        return ours
+    return ours if kind is base else _made(cast(Any, kind), cast(Any, base), cast(Any, ours))
+
+
+@lru_cache(maxsize=512)
+def _made(kind: Kind, base: Kind, ours: Kind) -> Kind:
     made: Kind
     if kind.__module__ == parametrize.__name__:
         # Made for one object with parametrizations. PyTorch takes its first base for the class without them.

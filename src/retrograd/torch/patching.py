@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from importlib import import_module
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -128,12 +126,19 @@ def lightning_callback(*, only: Only = None, fuse: bool = False, verbose: bool =
 
     The arguments are those of :func:`replace`. The callback can be pickled if they can.
     """
-    names = ("lightning.pytorch", "pytorch_lightning")
-    found = [name for name in names if name in sys.modules]
-    found += [name for name in names if name not in found and find_spec(name.partition(".")[0]) is not None]
-    if not found:
-        raise ImportError("lightning_callback: needs Lightning: pip install lightning")
-    return _callback_class(import_module(found[0]).Callback)(only, fuse, verbose)
+    package: Any
+    try:
+        if "pytorch_lightning" in sys.modules:  # the older package has classes of its own
+            import pytorch_lightning
+
+            package = pytorch_lightning
+        else:
+            import lightning.pytorch
+
+            package = lightning.pytorch
+    except ImportError:
+        raise ImportError("lightning_callback: needs Lightning: pip install lightning") from None
+    return _callback_class(package.Callback)(only, fuse, verbose)
 
 
 @functools.lru_cache

@@ -609,7 +609,7 @@ class GRUCell(_Gru, Step, torch.nn.GRUCell):
     _title = "GRUCell"
 
 
-class RNNCell(_Rnn, Step, torch.nn.RNNCell):
+class RNNCell(_Rnn, Step, torch.nn.RNNCell):  # type: ignore[misc]  # nonlinearity may be an Activation
     """The constructor, attributes and `state_dict` of `torch.nn.RNNCell`, and the options of :class:`RNN`."""
 
     _title = "RNNCell"
