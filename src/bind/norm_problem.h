@@ -153,9 +153,9 @@ public:
         const RawArray dy_array = at.data(dy), x_array = at.data(x), y_array = at.data(y),
                        gamma_array = at.parameter(gamma), beta_array = at.parameter(beta), dx_array = at.data(dx),
                        dgamma_array = at.parameter(dgamma), dbeta_array = at.parameter(dbeta);
-        const NormSaved<const RawArray*> saved = {given(x_array),    given(y_array), given(gamma_array),
-                                                  given(beta_array), &at.statistics, statistics_given,
-                                                  frozen};
+        const NormSaved<const RawArray*> saved = {
+            given(x_array),   given(y_array), given(gamma_array), given(beta_array), &at.statistics,
+            statistics_given, frozen};
         Outcome outcome;
         without_lock(double(elements()), [&] {
             outcome = backward<const RawArray*>(given(dy_array), saved, nullptr, nullptr, nullptr, given(dx_array),
@@ -223,7 +223,8 @@ private:
         int64_t step = int64_t(sizeof(double));
         RawArray statistics;
 
-        At(const NormProblem& p, bool channels_last, nb::handle array) : problem(p), strides(p.strides_[channels_last]) {
+        At(const NormProblem& p, bool channels_last, nb::handle array)
+            : problem(p), strides(p.strides_[channels_last]) {
             if (Py_TYPE(array.ptr()) != numpy().ndarray ||
                 !is_dtype(reinterpret_cast<const ArrayObject*>(array.ptr())->dtype, Element::f64) ||
                 !memory.read(array.ptr(), step) || !memory.contiguous) {
