@@ -349,8 +349,8 @@ void scan_backward(const ScanBackward<A>& call) {
 
         // l of a block's steps, given `a` of the steps after them, and the states before them.
         const bool staged_da = call.da_sums || (call.da && (call.accumulate || reset.data));
-        const bool far = (task.runs(db) || task.runs(da)) && !reset.data && task.direct(a) && task.direct(dy) &&
-                         task.direct(states);
+        const bool far =
+            (task.runs(db) || task.runs(da)) && !reset.data && task.direct(a) && task.direct(dy) && task.direct(states);
         const auto run = [&](const Stretch& block, Steps<const A> factors, Steps<const A> before) {
             ScanSteps<A> run{};
             run.size.rows = block.rows;
