@@ -48,10 +48,12 @@ void scan_groups(const ScanSteps<A>& s, bool aligned) {
 // arrays, a page apart, would fall into the same few places of a small first-level cache.
 template <class A, bool kDa>
 void scan_as(const ScanSteps<A>& s) {
-    constexpr int64_t lanes = kLanes<A>, page = 4096 / int64_t(sizeof(A)), long_row = 1024;
+    constexpr int64_t lanes = kLanes<A>, line = 64 / int64_t(sizeof(A)), page = 4096 / int64_t(sizeof(A));
+    constexpr int64_t long_row = 1024;
     const bool alike = s.y.stride % lanes == 0;  // all rows of y are aligned if one is
     if constexpr (kCanStream) {
-        bool stream = s.stream && s.size.cols >= (alike ? lanes : long_row);
+        // Short rows must end at cache lines: half a line leaves the processor alone, at the price of many.
+        bool stream = s.stream && s.size.cols >= (s.y.stride % line == 0 ? lanes : long_row);
         if (kDa) {  // and those of da too
             const int64_t apart = int64_t(uintptr_t(s.y.data) - uintptr_t(s.da.data));
             stream = stream && apart % (lanes * int64_t(sizeof(A))) == 0 && (s.y.stride - s.da.stride) % lanes == 0;

@@ -49,12 +49,15 @@ struct Stretch {
 template <class A>
 class Task {
 public:
-    Task(int64_t columns, bool streamed)
+    // `runs`: short rows of results may leave the cache as runs. That is worth it where there are two results, and the
+    // arrays are far larger than the caches: otherwise they are faster written in place, through the cache.
+    Task(int64_t columns, bool streamed, bool runs)
         : kernels_(kernel_table().scan.of<A>()),
           storage_(kernel_table().storage.of<A>()),
           scratch_(kept_by_thread<ScanScratch<A>>()),
           cols_(columns),
-          stream_(streamed) {}
+          stream_(streamed),
+          runs_(streamed && runs) {}
 
     ScanScratch<A>& scratch() { return scratch_; }
 
@@ -64,7 +67,7 @@ public:
     // Whether rows of results are staged because they follow one another and do not begin at cache lines: a block of
     // them can be streamed, a row cannot.
     bool runs(const Place<A>& place) const {
-        return stream_ && place.data && place.column == 1 && magnitude(place.time) == cols_ && cols_ > 1 &&
+        return runs_ && place.data && place.column == 1 && magnitude(place.time) == cols_ && cols_ > 1 &&
                cols_ < kNearColumns && cols_ * int64_t(sizeof(A)) % 64 != 0;
     }
 
@@ -151,7 +154,8 @@ public:
         return place.data && !staged && direct(place) && !runs(place);
     }
 
-    // `stream`: the results are in place. `far`: the inputs are.
+    // `stream`: the results are in place. `far`: the inputs are, and the results in tiles; where all are in place, the
+    // processor's own prefetching is better.
     void run(ScanSteps<A> steps, bool far, bool stream) const {
         steps.size.cols = cols_;
         steps.state = scratch_.state;
@@ -214,7 +218,7 @@ private:
     const StorageKernels<A>& storage_;
     ScanScratch<A>& scratch_;
     int64_t cols_;
-    bool stream_;
+    bool stream_, runs_;
 };
 
 // How the columns are cut into tasks: along one axis, the one that is contiguous in the result if there is one.
@@ -288,7 +292,7 @@ void scan_forward(const ScanForward<A>& call) {
     const double work = cost::kElement * double(steps + 1) * double(columns);
     Workers(work, call.threads).each(tasks.tasks, [&](int64_t index) {
         const int64_t cols = tasks.count(index);
-        Task<A> task(cols, stream);
+        Task<A> task(cols, stream, false);
         ScanScratch<A>& scratch = task.scratch();
         const auto a = tasks.place(call.a, kScanA, index), b = tasks.place(call.b, kScanIn, index);
         const auto reset = tasks.place(call.reset, kScanReset, index);
@@ -296,9 +300,8 @@ void scan_forward(const ScanForward<A>& call) {
         task.take_row(tasks.place(call.h0, kScanStart, index), A(0), scratch.state);
         const bool sequential = !reset.data && task.sequential(a, b, y, {}, {});
         if (sequential) task.run_sequences(a, b, y, {}, {}, 0, steps, 0, false);
-        const bool near = reset.data || !task.direct(a) || !task.direct(b);
-        const bool staged = near || (y.data && !task.direct(y));
-        const int64_t most = block_rows(staged, task.runs(y), cols, steps);
+        const bool staged = reset.data || !task.direct(a) || !task.direct(b) || (y.data && !task.direct(y));
+        const int64_t most = block_rows(staged, false, cols, steps);
         for (int64_t t = 0; t < steps && !sequential; t += most) {
             const Stretch block = {t, std::min(most, steps - t), 1};
             ScanSteps<A> run{};
@@ -306,7 +309,7 @@ void scan_forward(const ScanForward<A>& call) {
             run.a = task.factors(a, reset, block, 0);
             run.b = task.take(b, block, false, scratch.in);
             run.y = task.target(y, block, false, scratch.out);
-            task.run(run, !near, task.in_place(y, false));
+            task.run(run, false, task.in_place(y, false));
             task.put(y, block, false, false, scratch.out);
         }
         task.put_row(tasks.place(call.hn, kScanEnd, index), scratch.state, false);
@@ -329,10 +332,11 @@ void scan_backward(const ScanBackward<A>& call) {
                                     : kScanA,
                           stream, call.threads);
     const RowKernels<A>& rows = kernel_table().rows.of<A>();
+    const bool runs = call.da && call.db && exceeds_caches(elements / 2 * int64_t(sizeof(A)));
     const double work = 2 * cost::kElement * double(steps + 1) * double(columns);
     Workers(work, call.threads).each(tasks.tasks, [&](int64_t index) {
         const int64_t cols = tasks.count(index);
-        Task<A> task(cols, stream);
+        Task<A> task(cols, stream, runs);
         ScanScratch<A>& scratch = task.scratch();
         const auto dy = tasks.place(call.dy, kScanIn, index), a = tasks.place(call.a, kScanA, index);
         const auto reset = tasks.place(call.reset, kScanReset, index);
@@ -345,7 +349,8 @@ void scan_backward(const ScanBackward<A>& call) {
 
         // l of a block's steps, given `a` of the steps after them, and the states before them.
         const bool staged_da = call.da_sums || (call.da && (call.accumulate || reset.data));
-        const bool far = !reset.data && task.direct(a) && task.direct(dy) && (!wants_da || task.direct(states));
+        const bool far =
+            (task.runs(db) || task.runs(da)) && !reset.data && task.direct(a) && task.direct(dy) && task.direct(states);
         const auto run = [&](const Stretch& block, Steps<const A> factors, Steps<const A> before) {
             ScanSteps<A> run{};
             run.size.rows = block.rows;
