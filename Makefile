@@ -23,7 +23,7 @@ help:
 	@echo "make test       run all but the slowest tests: a few minutes (ARGS='-k batch' selects)"
 	@echo "make test-all   run all tests, including fuzzers and large inputs"
 	@echo "make lint       run ruff, mypy, clang-format, and a build with warnings as errors"
-	@echo "make fuzz       make COUNT=200000 random calls each of bnns, mps and the functions, under sanitizers (GCC)"
+	@echo "make fuzz       make COUNT=200000 random calls each of bnns, mps, mpsgraph and the functions, under sanitizers (GCC)"
 	@echo "make fuzz-convert  read COUNT=200000 mutated files of all formats that retrograd convert reads"
 	@echo "make sanitize   run tests of difficult shapes under the same sanitizers, then make fuzz"
 	@echo "make stress     test many threads, forks, exits, kills and low memory, for SECONDS=150"
@@ -67,7 +67,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
     UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
-fuzz: fuzz-bnns fuzz-mps fuzz-arrays
+fuzz: fuzz-bnns fuzz-mps fuzz-mpsgraph fuzz-arrays
 fuzz-%: $(VENV)-sanitize/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
 

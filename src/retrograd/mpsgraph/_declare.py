@@ -58,7 +58,6 @@ KINDS: Final[dict[str, tuple[Callable[[str, Any], Any], str]]] = {
     "padding": (T.as_enum(T.MPSGraphPaddingMode), "int"),
     "scatter": (T.as_enum(T.MPSGraphScatterMode), "int"),
     "loss": (T.as_enum(T.MPSGraphLossReductionType), "int"),
-    "reduction": (T.as_enum(T.MPSGraphReductionMode), "int"),
     **{name: (_descriptor(kind), kind.__name__) for name, kind in _DESCRIPTORS.items()},
 }
 _TENSORS: Final = {"tensor": "MPSGraphTensor", "tensors": "Sequence[MPSGraphTensor]"}

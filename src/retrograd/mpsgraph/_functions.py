@@ -467,18 +467,11 @@ def cross_entropy_gradient(
 # ---- normalization ---------------------------------------------------------------------------------------------------
 
 
-def _normalized(x: Tensor, center: Tensor, spread: Tensor, epsilon: float) -> Tensor:
-    return G.multiply(G.subtract(x, center), G.rsqrt(G.add(spread, epsilon)))
-
-
 def normalize(
     x: Tensor, center: Tensor, spread: Tensor, gamma: Tensor | None, beta: Tensor | None, *, epsilon: float
 ) -> Tensor:
     """``gamma (x - mean) / sqrt(variance + epsilon) + beta``"""
-    y = _normalized(x, center, spread, epsilon)
-    if gamma is not None:
-        y = G.multiply(y, gamma)
-    return y if beta is None else G.add(y, beta)
+    return G.normalize(x, center, spread, gamma, beta, epsilon)
 
 
 def normalization_beta_gradient(gradient: Tensor, source: Tensor, *, reductionAxes: Sequence[int]) -> Tensor:
@@ -490,7 +483,7 @@ def normalization_gamma_gradient(
     gradient: Tensor, source: Tensor, center: Tensor, spread: Tensor, *, reductionAxes: Sequence[int], epsilon: float
 ) -> Tensor:
     """The sum of the gradient times the normalized source over the axes, which stay with size 1."""
-    product = G.multiply(gradient, _normalized(source, center, spread, epsilon))
+    product = G.multiply(gradient, G.normalize(source, center, spread, eps=epsilon))
     return G.sum(product, _axes(source, reductionAxes), keepdims=True)
 
 
@@ -515,7 +508,7 @@ def normalization_gradient(
         )
     if beta_gradient is None:
         beta_gradient = normalization_beta_gradient(gradient, source, reductionAxes=axes)
-    xhat = _normalized(source, center, spread, epsilon)
+    xhat = G.normalize(source, center, spread, eps=epsilon)
     through = G.add(G.divide(beta_gradient, count), G.multiply(xhat, G.divide(gamma_gradient, count)))
     scale = G.rsqrt(G.add(spread, epsilon))
     return G.multiply(G.subtract(gradient, through), scale if gamma is None else G.multiply(gamma, scale))

@@ -133,8 +133,9 @@ def transposed_weights_gradient(
     return convolution_weights_gradient(source, gradient, outputShape=outputShape, descriptor=descriptor)
 
 
-def _depthwise(x: Tensor, weights: Tensor, descriptor: Any) -> Tensor:
-    """Filters [multiplier, C, kh, kw] in the layout OIHW; channel c has the results from c * multiplier on."""
+def depthwise(x: Tensor, weights: Tensor, *, descriptor: Any) -> Tensor:
+    """The convolution of each channel with its own filters."""
+    # Filters are [multiplier, C, kh, kw] in the layout OIHW; channel c has the results from c * multiplier on.
     filters = _filters(descriptor, weights)
     options = _windows(descriptor, x.shape, (filters.shape[2], filters.shape[3]))
     channels = x.shape[3 if options["channels_last"] else 1]
@@ -145,17 +146,12 @@ def _depthwise(x: Tensor, weights: Tensor, descriptor: Any) -> Tensor:
     return G.conv(x, apart, groups=channels, **options)
 
 
-def depthwise(x: Tensor, weights: Tensor, *, descriptor: Any) -> Tensor:
-    """The convolution of each channel with its own filters."""
-    return _depthwise(x, weights, descriptor)
-
-
 def depthwise_data_gradient(
     gradient: Tensor, weights: Tensor, *, outputShape: Sequence[int], descriptor: Any
 ) -> Tensor:
     """The gradient of the images, of shape `outputShape`."""
     images = G.zeros(outputShape, gradient.dtype)
-    return pullback(lambda x: _depthwise(x, G.stop_gradient(weights), descriptor), [images], gradient)[0]
+    return pullback(lambda x: depthwise(x, G.stop_gradient(weights), descriptor=descriptor), [images], gradient)[0]
 
 
 def depthwise_weights_gradient(
@@ -163,7 +159,7 @@ def depthwise_weights_gradient(
 ) -> Tensor:
     """The gradient of the weights, of shape `outputShape`."""
     weights = G.zeros(outputShape, gradient.dtype)
-    return pullback(lambda w: _depthwise(G.stop_gradient(source), w, descriptor), [weights], gradient)[0]
+    return pullback(lambda w: depthwise(G.stop_gradient(source), w, descriptor=descriptor), [weights], gradient)[0]
 
 
 # ---- pooling ---------------------------------------------------------------------------------------------------------

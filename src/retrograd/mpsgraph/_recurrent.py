@@ -78,7 +78,7 @@ class _Layer:
     def __init__(self, inputs: _Inputs, descriptor: Any) -> None:
         self.inputs, self.cell = inputs, _cell(descriptor)
         self.both = bool(descriptor._bidirectional)
-        self.turned = bool(descriptor._reverse) and not self.both
+        self.reversed = bool(descriptor._reverse) and not self.both
         self.directions = 2 if self.both else 1
         gates = len(self.cell.gates)
         shape = inputs.recurrent.shape
@@ -103,7 +103,7 @@ class _Layer:
                 raise ValueError(f"{name} has shape {tensor.shape}, expected {wanted}")
         if inputs.second is not None and self.cell.options.get("kind") != "after":
             raise ValueError("secondaryBias is given, but the descriptor has resetAfter = False")
-        self.x = G.flip(inputs.x, 0) if self.turned else inputs.x
+        self.x = G.flip(inputs.x, 0) if self.reversed else inputs.x
 
     # ---- order of gates ----
 
@@ -133,12 +133,6 @@ class _Layer:
             return None
         one = self.half(tensor, direction)
         return self.ordered(G.squeeze(one, 0) if squeeze and self.both else one)
-
-    def source(self, direction: int) -> tuple[Tensor, Tensor | None]:
-        """The input of a direction and its weights; with none, the source has the gates' products already."""
-        if self.inputs.weight is not None:
-            return self.x, self.part(self.inputs.weight, direction)
-        return self.x, None
 
     def parameters(self, direction: int) -> Any:
         given = self.inputs
@@ -170,14 +164,19 @@ class _Layer:
         """The engine's states as [N, DH]."""
         return G.concatenate([tensor[0], tensor[1]], 1) if self.both else tensor
 
+    def _given_mask(self) -> Tensor | None:
+        """The mask in the order in which the layer takes the steps."""
+        given = self.inputs.mask
+        return G.flip(given, 0) if given is not None and self.reversed and given.ndim == 3 else given
+
+    def _wide(self, mask: Tensor) -> bool:
+        """Whether a mask has columns for each direction."""
+        return self.both and mask.shape[-1:] == (2 * self.units,)
+
     def mask(self) -> Tensor | None:
         """The engine's mask: [H], [N, H] or [T, N, H]; in front of that an axis of directions."""
-        given = self.inputs.mask
-        if given is None:
-            return None
-        if self.turned and given.ndim == 3:
-            given = G.flip(given, 0)
-        if not self.both or given.shape[-1:] != (2 * self.units,):
+        given = self._given_mask()
+        if given is None or not self._wide(given):
             return given
         parts = [
             G.expand_dims(p, tuple(range(4 - p.ndim))) if p.ndim < 4 else p for p in G.split(given, 2, given.ndim - 1)
@@ -196,7 +195,7 @@ class _Layer:
         )  # fmt: skip
 
     def aligned(self, y: Tensor) -> Tensor:
-        return G.flip(y, 0) if self.turned else y
+        return G.flip(y, 0) if self.reversed else y
 
     # ---- what is only computed if it is asked for ----
 
@@ -220,13 +219,8 @@ class _Layer:
         return None if tensor is None else self.half(tensor, direction, 1)
 
     def _mask_of(self, direction: int) -> Tensor | None:
-        given = self.inputs.mask
-        if given is None:
-            return None
-        if self.turned and given.ndim == 3:
-            given = G.flip(given, 0)
-        wide = self.both and given.shape[-1:] == (2 * self.units,)
-        return self.half(given, direction, given.ndim - 1) if wide else given
+        given = self._given_mask()
+        return given if given is None or not self._wide(given) else self.half(given, direction, given.ndim - 1)
 
     def z(self, y: Tensor) -> Tensor:
         """The state of training, [T, N, D * gates * H]: gates after their activations, of an RNN before."""

@@ -91,6 +91,15 @@ def get_num_threads() -> int:
     return _core.num_threads()
 
 
+def borrow_team(parallel: int, thread_index: int) -> None:
+    """Run the engine on the threads of another library, entered by these addresses; 0, 0: on its own."""
+    _core.borrow_team(parallel, thread_index)
+
+
+def has_borrowed_team() -> bool:
+    return _core.has_borrowed_team()
+
+
 def checked_num_threads(threads: int) -> int:
     if type(threads) is int and 1 <= threads <= _MOST:
         return threads

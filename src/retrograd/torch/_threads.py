@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from .. import _core
+from ..ops._threads import borrow_team, has_borrowed_team
 
 __all__ = ["get_thread_pool", "set_thread_pool"]
 
@@ -41,23 +41,23 @@ def _team() -> tuple[int, int] | None:
 def set_thread_pool(name: ThreadPool) -> None:
     """Run the engine on the threads of PyTorch ("torch") or on its own ("retrograd"). Results are the same."""
     if name == "retrograd":
-        _core.borrow_team(0, 0)
+        borrow_team(0, 0)
     elif name == "torch":
         team = _team()
         if team is None:
             raise RuntimeError("set_thread_pool: this PyTorch has no GNU OpenMP, so its threads cannot be shared")
-        _core.borrow_team(*team)
+        borrow_team(*team)
     else:
         raise ValueError(f"set_thread_pool: name is {name!r}, must be 'torch' or 'retrograd'")
 
 
 def get_thread_pool() -> ThreadPool:
     """Whose threads the engine runs on in this process. A forked child starts with its own."""
-    return "torch" if _core.has_borrowed_team() else "retrograd"
+    return "torch" if has_borrowed_team() else "retrograd"
 
 
 def share_threads() -> None:
     """What importing the bridge does: PyTorch's threads, where that is possible."""
     team = _team()
     if team is not None:
-        _core.borrow_team(*team)
+        borrow_team(*team)

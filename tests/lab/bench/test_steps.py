@@ -26,13 +26,19 @@ def test_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for result, case in zip(results, SMALL, strict=True):
         assert not result.failed, result.notes
         assert not any("different result" in note for note in result.notes), result.notes
-        others = {"nn", "torch", "jax"} if case.kind == "lstm" else {"nn", "torch", "compile", "jax"}
+        others = {"nn", "mpsgraph", "torch", "jax"} | (set() if case.kind == "lstm" else {"compile"})
         assert {row.provider for row in result.rows} == {"retrograd", *others}
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
 def test_a_program_trains_as_the_layers_do(case: steps.StepCase) -> None:
     assert not list(steps.step_failures(case, "", [1, 2]))
+
+
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: case.name)
+def test_mpsgraph_trains_as_the_program_does(case: steps.StepCase) -> None:
+    data = steps.make_step(case)
+    assert steps._agree(steps._losses(case, data, 2), steps._mpsgraph_step(case, data))
 
 
 def test_other_losses_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """The rows of ``retrograd bench steps``: whole training steps of small models, forward, loss, backward and Adam.
 
-The step is a program of `retrograd.graph`. The others are the step of `retrograd.nn.compile`, PyTorch eager and
-compiled, and JAX under jit, from the same weights. JAX reads its number of threads when it is loaded, so it uses all of
-them in every row.
+The step is a program of `retrograd.graph`. The others are the step of `retrograd.nn.compile`, a run of an MPSGraph,
+PyTorch eager and compiled, and JAX under jit, from the same weights. JAX reads its number of threads when it is loaded,
+so it uses all of them in every row.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from ... import graph, nn
 from ...ops._types import Array
 from ...ops.recurrent.types import LstmWeights
+from .steps_mpsgraph import MpsGraphStep
 from .timing import Contest, Machine, WholeSteps, admit, library_threads
 
 __all__ = ["STEP_CASES", "StepCase", "StepData", "make_step", "step_contest", "step_failures"]
@@ -171,6 +172,11 @@ def _nn_step(case: StepCase, data: StepData, threads: int, dtype: npt.DTypeLike 
     return run
 
 
+def _mpsgraph_step(case: StepCase, data: StepData) -> Callable[[], float]:
+    """With retrograd's default thread count: MPSGraph has no argument for it."""
+    return MpsGraphStep(case.kind, data.x, data.labels, data.weights, _RATE)
+
+
 # ---- others ----------------------------------------------------------------------------------------------------------
 
 
@@ -314,6 +320,8 @@ def step_contest(
     ours = _losses(case, data, threads)
     contest = Contest([[WholeSteps("retrograd", _graph_step(case, data, threads), threads)]], None, [], ("step",))
     contest.slots.append([WholeSteps("nn", _nn_step(case, data, threads), threads)])
+    agrees = _agree(ours, _mpsgraph_step(case, data))
+    admit(contest, WholeSteps("mpsgraph", _mpsgraph_step(case, data), threads), agrees)
     torch = machine.torch
     if torch is not None:
         before = torch.get_num_threads()
