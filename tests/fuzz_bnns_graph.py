@@ -191,7 +191,9 @@ def run(seed: int, tally: Counter[str]) -> None:
     def build(builder: Any) -> list[Any]:
         tensors = [
             builder.argument(
-                name=f"x{i}", dataType=one.dtype, shape=[-1 if flexible and one.size else n for n in one.shape]
+                name=f"x{i}",
+                dataType=one.dtype,
+                shape=[-1, *one.shape[1:]] if flexible and one is drawn.x and one.size and one.ndim else one.shape,
             )
             for i, one in enumerate(inputs)
         ]

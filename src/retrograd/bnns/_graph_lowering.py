@@ -466,6 +466,8 @@ def gru(
 def loss(function: Callable[..., Tensor], **names: str) -> Callable[..., Tensor]:
     def call(x: Tensor, target: Tensor, weights: Tensor | None, *, reduction: Reduction, **options: Any) -> Tensor:
         passed = {names.get(label, label): value for label, value in options.items()}
+        if weights is not None and weights.dtype != x.dtype:
+            raise TypeError(f"weights has type {weights.dtype.name}, but the tensor has {x.dtype.name}")
         return function(x, target, weights=weights, reduction=reduction.value, **passed)
 
     return call
