@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "convert": {"_files", "_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
-    "torch": {"ops", "numpy"},  # and the package of this name
+    "torch": {"ops", "numpy", "lightning", "pytorch_lightning"},  # and the package of this name
     "distributed": {"retrograd", "graph", "nn", "numpy", "mpi4py"},
     "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
@@ -106,7 +106,7 @@ ROOMS: dict[str, set[str]] = {
 # imports it.
 LAZY = {
     *("matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
-    *("h5py", "onnx", "coremltools", "mpi4py"),
+    *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
 }
 
 

@@ -48,6 +48,13 @@ void bind_norm(nb::module_& m) {
         .def("backward", &backward, nb::arg("dy"), nb::arg("cache"), nb::arg("sum_dz").none(),
              nb::arg("sum_dz_xhat").none(), nb::arg("count").none(), nb::arg("dx").none(), nb::arg("dgamma").none(),
              nb::arg("dbeta").none(), nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"))
+        .def("forward_at", &NormProblem::forward_at, nb::arg("x"), nb::arg("gamma"), nb::arg("beta"), nb::arg("y"),
+             nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("channels_last"), nb::arg("threads"),
+             "Forward of dense arrays by their addresses, which the caller has checked; 0: none.")
+        .def("backward_at", &NormProblem::backward_at, nb::arg("dy"), nb::arg("x"), nb::arg("y"), nb::arg("gamma"),
+             nb::arg("beta"), nb::arg("statistics"), nb::arg("statistics_given"), nb::arg("frozen"), nb::arg("dx"),
+             nb::arg("dgamma"), nb::arg("dbeta"), nb::arg("channels_last"), nb::arg("threads"),
+             "Backward of dense arrays by their addresses, which the caller has checked; 0: none.")
         .def("gradient_sums", &gradient_sums, nb::arg("dy"), nb::arg("cache"), nb::arg("sum_dz"),
              nb::arg("sum_dz_xhat"), nb::arg("overlap_checked"), nb::arg("threads"));
 }

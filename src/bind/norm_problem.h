@@ -1,6 +1,8 @@
 // A normalization: views of its arrays, and the calls of the drivers.
 #pragma once
 
+#include <algorithm>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -50,6 +52,14 @@ public:
             throw nb::value_error("channels_per_set does not divide the channels");
         }
         sets_ = samples_ * (channels_ / channels_per_set_);
+        std::vector<size_t> order(shape_.size());  // of the axes in memory
+        std::iota(order.begin(), order.end(), size_t(0));
+        strides_[0] = dense_strides(shape_, order, item_size(element_));
+        if (order.size() > 2) std::rotate(order.begin() + 1, order.begin() + 2, order.end());
+        strides_[1] = dense_strides(shape_, order, item_size(element_));
+        order.resize(parameter_shape_.size());
+        std::iota(order.begin(), order.end(), size_t(0));
+        parameter_strides_ = dense_strides(parameter_shape_, order, item_size(arithmetic_of(dtype_)));
     }
 
     // y may be x itself, if `keep` takes a copy of x.
@@ -122,6 +132,38 @@ public:
         return {};
     }
 
+    // The same for dense arrays that are given by their addresses, 0 for none: axes in the order of the shape, or with
+    // axis 1 last (`channels_last`). The caller has checked that the memory holds them.
+    Outcome forward_at(uintptr_t x, uintptr_t gamma, uintptr_t beta, uintptr_t y, nb::handle statistics,
+                       bool statistics_given, bool channels_last, int threads) const {
+        const At at(*this, channels_last, statistics);
+        const RawArray x_array = at.data(x), gamma_array = at.parameter(gamma), beta_array = at.parameter(beta),
+                       y_array = at.data(y);
+        Outcome outcome;
+        without_lock(double(elements()), [&] {
+            outcome = forward<const RawArray*>(given(x_array), given(gamma_array), given(beta_array), given(y_array),
+                                               nullptr, &at.statistics, statistics_given, false, threads);
+        });
+        return outcome;
+    }
+    Outcome backward_at(uintptr_t dy, uintptr_t x, uintptr_t y, uintptr_t gamma, uintptr_t beta, nb::handle statistics,
+                        bool statistics_given, bool frozen, uintptr_t dx, uintptr_t dgamma, uintptr_t dbeta,
+                        bool channels_last, int threads) const {
+        const At at(*this, channels_last, statistics);
+        const RawArray dy_array = at.data(dy), x_array = at.data(x), y_array = at.data(y),
+                       gamma_array = at.parameter(gamma), beta_array = at.parameter(beta), dx_array = at.data(dx),
+                       dgamma_array = at.parameter(dgamma), dbeta_array = at.parameter(dbeta);
+        const NormSaved<const RawArray*> saved = {
+            given(x_array),   given(y_array), given(gamma_array), given(beta_array), &at.statistics,
+            statistics_given, frozen};
+        Outcome outcome;
+        without_lock(double(elements()), [&] {
+            outcome = backward<const RawArray*>(given(dy_array), saved, nullptr, nullptr, nullptr, given(dx_array),
+                                                given(dgamma_array), given(dbeta_array), false, false, threads);
+        });
+        return outcome;
+    }
+
     Outcome gradient_sums(nb::handle dy_array, const NormSaved<nb::handle>& saved, nb::handle sum_dz_array,
                           nb::handle sum_dz_xhat_array, bool overlap_checked, int threads) const {
         Call call;
@@ -162,6 +204,48 @@ private:
         }
         return shape;
     }
+
+    static std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, const std::vector<size_t>& order,
+                                              int64_t step) {
+        std::vector<int64_t> strides(shape.size());
+        for (size_t i = order.size(); i-- > 0;) {
+            strides[order[i]] = step;
+            step *= shape[order[i]];
+        }
+        return strides;
+    }
+
+    // Descriptions of dense arrays by their addresses, and of the statistics, a contiguous NumPy array of float64.
+    struct At {
+        const NormProblem& problem;
+        const std::vector<int64_t>& strides;
+        ArrayMemory memory;
+        int64_t step = int64_t(sizeof(double));
+        RawArray statistics;
+
+        At(const NormProblem& p, bool channels_last, nb::handle array)
+            : problem(p), strides(p.strides_[channels_last]) {
+            if (Py_TYPE(array.ptr()) != numpy().ndarray ||
+                !is_dtype(reinterpret_cast<const ArrayObject*>(array.ptr())->dtype, Element::f64) ||
+                !memory.read(array.ptr(), step) || !memory.contiguous) {
+                throw nb::type_error("statistics must be a contiguous array of float64");
+            }
+            statistics = {Element::f64, memory.data, 1, &memory.elements, &step};
+        }
+        At(const At&) = delete;
+        At& operator=(const At&) = delete;
+
+        RawArray data(uintptr_t address) const {
+            return {problem.element_, reinterpret_cast<char*>(address), int(problem.shape_.size()),
+                    problem.shape_.data(), strides.data()};
+        }
+        RawArray parameter(uintptr_t address) const {
+            return {arithmetic_of(problem.dtype_), reinterpret_cast<char*>(address),
+                    int(problem.parameter_shape_.size()), problem.parameter_shape_.data(),
+                    problem.parameter_strides_.data()};
+        }
+    };
+    static const RawArray* given(const RawArray& array) { return array.data ? &array : nullptr; }
 
     // What backward reads.
     struct Inputs {
@@ -206,6 +290,7 @@ private:
     };
 
     std::vector<int64_t> shape_, parameter_shape_;
+    std::vector<int64_t> strides_[2], parameter_strides_;  // of dense arrays, in bytes; [1]: with axis 1 last
     std::vector<AxisRole> roles_;
     int64_t channels_per_set_;
     DType dtype_;

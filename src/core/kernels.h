@@ -1,8 +1,8 @@
 // The interface of kernels/: one table of functions per instruction-set level.
 //
 // Every kernel runs on one thread, allocates nothing, and reads and writes exactly the blocks it is given. A is the
-// arithmetic type. Arrays of doubles that hold sums are added to, never overwritten, so that the caller controls the
-// order of summation.
+// arithmetic type. Arrays of doubles that hold sums are added to, so that the caller controls the order of summation,
+// except for the sums of rows.
 #pragma once
 
 #include "base/shape.h"
@@ -110,7 +110,7 @@ template <class A>
 struct NextRowMoments {
     const A* x;
     const double* center;
-    double* sums;
+    double *sum, *sum_sq;
 };
 
 // ---- storage -------------------------------------------------------------------------------------------------------
@@ -132,14 +132,15 @@ struct NormKernels {
     void (*plane_moments)(BlockSize size, Run<const A> x, A center, double* sums);
     // Slower, but safe from overflow and underflow: for data whose squares leave float's range.
     void (*plane_moments_wide)(BlockSize size, Run<const A> x, double center, double* sums);
-    // y = f(z)
-    void (*plane_apply)(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y);
+    // y = f(z). Coefficients of row r at r * step: step 0 for one channel, 1 if each row is a channel.
+    void (*plane_apply)(BlockSize size, Run<const A> x, Affine<const A*> z, int64_t step, ActivationKind f,
+                        Target<A> y);
     // sums[0] += sum(dz), sums[1] += sum(dz * xhat)
     void (*plane_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
                        double* sums);
-    // Without x (null): dx = a * dz.
-    void (*plane_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
-                     DxCoefficients<A> coefficients, Target<A> dx);
+    // Without x (null): dx = a * dz. Coefficients as of plane_apply.
+    void (*plane_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+                     DxCoefficients<const A*> coefficients, int64_t step, Target<A> dx);
     // plane_apply on one block and plane_moments on the next; y is streamed.
     void (*plane_apply_moments)(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y,
                                 NextPlaneMoments<A> next);
@@ -150,8 +151,14 @@ struct NormKernels {
     // Rows: each row is one statistics set; its parameters run along the row.
     // center[row] = the mean of the row's first elements, close enough to the mean to take moments about.
     void (*row_centers)(BlockSize size, Run<const A> x, double* center);
-    // sums[2 * row] += sum(x - center), sums[2 * row + 1] += sum((x - center)^2)
-    void (*row_moments)(BlockSize size, Run<const A> x, const double* center, double* sums);
+    // sum[row] = sum(x - center), sum_sq[row] = sum((x - center)^2)
+    void (*row_moments)(BlockSize size, Run<const A> x, const double* center, double* sum, double* sum_sq);
+    // mean and var of sets of `count` elements from such sums. Returns false if some must be summed again in double,
+    // and their var is -1: the center was so far from the mean that squares cancel, or squares left float's range.
+    bool (*settle)(int64_t sets, const double* center, const double* sum, const double* sum_sq, double count,
+                   double eps, double* mean, double* var);
+    // rstd = 1 / sqrt(var + eps)
+    void (*reciprocal_std)(int64_t sets, const double* var, double eps, double* rstd);
     // What the statistics of rows are as the arithmetic type: center = mean, rstd = 1 / sqrt(var + eps), and offset =
     // (center - mean) * rstd.
     void (*row_standardize)(int64_t rows, const double* mean, const double* var, double eps,
@@ -162,10 +169,10 @@ struct NormKernels {
     // row_apply on one block and row_moments on the next; y is streamed.
     void (*row_apply_moments)(BlockSize size, Run<const A> x, Standardization<const A*> statistics,
                               RowParameters<A> parameters, ActivationKind f, Target<A> y, NextRowMoments<A> next);
-    // With g = gamma * dz: sums[2 * row] += sum(g), sums[2 * row + 1] += sum(g * xhat). Unless chains is null, dz and
-    // dz * xhat are added to the columns' sums there, for at most kColumnRows rows before add_chains.
+    // With g = gamma * dz: sum_g[row] = sum(g), sum_g_xhat[row] = sum(g * xhat). Unless chains is null, dz and dz *
+    // xhat are added to the columns' sums there, for at most kColumnRows rows before add_chains.
     void (*row_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-                     const A* gamma, double* sums, A* chains);
+                     const A* gamma, double* sum_g, double* sum_g_xhat, A* chains);
     // dx = rstd * (gamma * dz) + (b * xhat + k)
     void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                    const A* gamma, RowSlopes<A> slopes, Target<A> dx);

@@ -208,6 +208,16 @@ class NormProblem:
 
     def backward(self, dy: object, cache: object, sum_dz: object | None, sum_dz_xhat: object | None, count: object | None, dx: object | None, dgamma: object | None, dbeta: object | None, accumulate: bool, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
+    def forward_at(self, x: int, gamma: int, beta: int, y: int, statistics: object, statistics_given: bool, channels_last: bool, threads: int) -> Refusal | None:
+        """
+        Forward of dense arrays by their addresses, which the caller has checked; 0: none.
+        """
+
+    def backward_at(self, dy: int, x: int, y: int, gamma: int, beta: int, statistics: object, statistics_given: bool, frozen: bool, dx: int, dgamma: int, dbeta: int, channels_last: bool, threads: int) -> Refusal | None:
+        """
+        Backward of dense arrays by their addresses, which the caller has checked; 0: none.
+        """
+
     def gradient_sums(self, dy: object, cache: object, sum_dz: object, sum_dz_xhat: object, overlap_checked: bool, threads: int) -> Refusal | None: ...
 
 class OptimizerRule:

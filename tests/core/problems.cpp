@@ -666,6 +666,7 @@ std::vector<Problem> all(bool large) {
     add_dense(problems);
     add_convolutions(problems);
     add_recurrent(problems);
+    add_arrays(problems);
     add_optimizers(problems);
     return problems;
 }

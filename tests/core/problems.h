@@ -29,11 +29,12 @@ struct Problem {
     std::function<std::vector<Output>(rg::DType dtype, int threads)> run;
 };
 
-// The problems of linear layers, embeddings, losses, dropout and pooling, of convolutions, and of linear
-// recurrences.
+// The problems of linear layers, embeddings, losses, dropout and pooling, of convolutions, of linear
+// recurrences, and of functions that rearrange and combine arrays.
 void add_dense(std::vector<Problem>& problems);
 void add_convolutions(std::vector<Problem>& problems);
 void add_recurrent(std::vector<Problem>& problems);
+void add_arrays(std::vector<Problem>& problems);
 // All of them. `large`: those too, whose results do not stay in cache and take other paths.
 std::vector<Problem> all(bool large);
 

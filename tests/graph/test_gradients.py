@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,46 @@ def test_stop_gradient_of_a_part() -> None:
     np.testing.assert_allclose(dx, dh @ w.T, rtol=ROUNDED, atol=ROUNDED)
     np.testing.assert_allclose(dw, x.T @ dh, rtol=ROUNDED, atol=ROUNDED)
     assert graph.stop_gradient(x) is x or np.shares_memory(graph.stop_gradient(x), x)
+
+
+# ---- functions of steps ----------------------------------------------------------------------------------------------
+
+STEPS = ("floor", "ceil", "round", "round_away", "trunc", "sign")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", STEPS)
+def test_the_gradient_of_steps_is_zero(name: str, dtype: Any) -> None:
+    """Alone it is 0, even for a gradient that is not finite; in a product it adds nothing."""
+    f = getattr(graph, name)
+    x = np.array([-1.5, -0.5, -0.0, 0.0, 0.5, 1.5, 2.25, 1e30, math.inf, math.nan], dtype)
+    seed = np.array([1, 2, math.inf, math.nan, 3, 4, 5, 6, 7, 8], dtype)
+    (alone,) = evaluated(lambda x, seed: graph.gradients(f(x), [x], seed=seed), x, seed)
+    assert alone.dtype == dtype
+    assert alone.tolist() == [0.0] * 10
+    y, dx = evaluated(lambda x: (f(x), graph.gradients((f(x) * x).sum(), [x])[0]), x)
+    np.testing.assert_array_equal(dx, y)
+
+
+def test_the_second_derivative_of_a_corner_is_zero() -> None:
+    def function(x: graph.Tensor) -> Any:
+        (first,) = graph.gradients(graph.absolute(x).sum(), [x])
+        return first, graph.gradients((first * x).sum(), [x])[0], graph.gradients(first.sum(), [x])[0]
+
+    x = normal(6)
+    first, product, alone = evaluated(function, x)
+    np.testing.assert_array_equal(first, np.sign(x))
+    np.testing.assert_array_equal(product, np.sign(x))
+    assert not alone.any()
+
+
+def test_the_sign_bit_is_a_constant_to_gradients() -> None:
+    """As comparisons: nothing passes through its bools, and a result that has no other way to x is refused."""
+    x = np.array([-2.0, -0.0, 0.0, 3.0])
+    (dx,) = evaluated(lambda x: graph.gradients((graph.signbit(x).astype(np.float64) * x).sum(), [x]), x)
+    assert dx.tolist() == [1, 1, 0, 0]
+    with pytest.raises(ValueError, match="does not depend on wrt"):
+        evaluated(lambda x: graph.gradients(graph.signbit(x).astype(np.float64).sum(), [x]), x)
 
 
 # ---- custom gradients ------------------------------------------------------------------------------------------------

@@ -480,15 +480,15 @@ row(
 
 # ---- the tests -------------------------------------------------------------------------------------------------------
 
-# Without a derivative, or of other things than tensors, or whose definition no other library shares.
+# Without a derivative (test_integers.py compares values), or of other things than tensors, or whose definition no other
+# library shares.
 NOT_COMPARED = {
     "all", "any", "argmax", "argmin", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "floor", "ceil", "round",
-    "trunc", "sign", "one_hot", "compile", "constant", "counter", "custom_gradient", "full", "gradients", "next_count",
-    "ones", "recompute", "spec", "trace", "zeros", "dropout", "cosine_distance", "call", "sync_batch_norm",
-    "signbit", "round_away", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_count", "left_shift",
-    "right_shift", "argsort", "coordinates", "philox", "random_uniform", "random_normal", "truncated_normal",
-    "random_integers",
+    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite", "one_hot", "compile",
+    "constant", "counter", "custom_gradient", "full", "gradients", "next_count", "ones", "recompute", "spec", "trace",
+    "zeros", "dropout", "cosine_distance", "call", "sync_batch_norm", "signbit", "bitwise_and", "bitwise_or",
+    "bitwise_xor", "bitwise_not", "bitwise_count", "left_shift", "right_shift", "argsort", "coordinates", "philox",
+    "random_uniform", "random_normal", "truncated_normal", "random_integers",
 }  # fmt: skip
 
 

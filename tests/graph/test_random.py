@@ -99,7 +99,7 @@ def test_refusals(draw: Callable[[], Any], message: str) -> None:
         draw()
 
 
-def test_random_numbers_have_no_derivative() -> None:
+def test_random_numbers_are_constants_to_gradients() -> None:
     def step(x: graph.Tensor) -> Any:
         return graph.gradients((x * graph.random_normal((3,), seed=1)).sum(), [x])
 

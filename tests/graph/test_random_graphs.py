@@ -13,7 +13,7 @@ import pytest
 from retrograd import graph
 from support import fuzz_driver
 from support.jaxpr import traced
-from support.random_graphs import NUMPY, RandomGraph
+from support.random_graphs import NUMPY, OfGraph, RandomGraph
 
 
 @pytest.fixture
@@ -55,6 +55,38 @@ def test_every_kind_of_node_is_drawn() -> None:
         "recomputed", "stop_gradient",
     ):  # fmt: skip
         assert kinds[kind] >= 5, kind
+
+
+# Layers and losses, which test_outsiders.py compares; random numbers; what is not a function of tensors, or has no
+# derivative and is tested alone; and what is drawn as an operator or is like a function that is drawn.
+NOT_DRAWN = {
+    "average_pool", "average_pool_gradient", "batch_norm", "conv", "conv_input_gradient", "conv_transpose",
+    "conv_weight_gradient", "dropout", "group_norm", "gru", "instance_norm", "l2_pool", "lstm", "max_pool",
+    "max_pool_gradient", "max_pool_indices", "max_unpool", "rnn", "scan", "sync_batch_norm", "activation", "elu",
+    "leaky_relu", "categorical_cross_entropy", "cosine_distance", "hinge", "huber", "log_loss", "mean_absolute_error",
+    "sigmoid_cross_entropy", "philox", "random_integers", "random_normal", "random_uniform", "truncated_normal", "call",
+    "compile", "constant", "counter", "custom_gradient", "full", "gradients", "next_count", "ones", "spec", "trace",
+    "zeros", "all", "any", "argmax", "argmin", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
+    "isnan", "isinf", "isfinite", "logical_and", "logical_not", "logical_or", "logical_xor", "one_hot", "abs",
+    "divide", "identity", "take_slice", "vdot", "mod", "fmod", "tan", "arcsin", "arccos", "arctanh", "cosh",
+}  # fmt: skip
+
+
+def test_every_function_is_drawn() -> None:
+    functions = {n for n in graph.__all__ if n.islower() and callable(getattr(graph, n))}
+    used: set[str] = set()
+
+    class Watched(OfGraph):
+        def __getattr__(self, name: str) -> Any:
+            used.add(name)
+            return super().__getattr__(name)
+
+    for seed in range(600):
+        drawn = RandomGraph(seed)
+        specs = [graph.spec(a.shape, a.dtype) for a in drawn.inputs]
+        graph.trace(lambda *tensors, drawn=drawn: drawn.run(Watched(graph), tensors), specs)
+    assert functions - used == NOT_DRAWN & functions
+    assert not NOT_DRAWN - functions
 
 
 def test_the_primitives_are_those_of_xla(jax64: Any) -> None:

@@ -372,21 +372,6 @@ def test_gradients_that_do_not_exist() -> None:
         grad(np.ones(()), [variable])
 
 
-@pytest.mark.parametrize(
-    ("use", "name"),
-    [
-        (lambda x: graph.floor(x), "floor"),
-        (lambda x: graph.sign(x), "sign"),
-        (lambda x: graph.round(x), "round"),
-    ],
-)
-def test_what_has_no_derivative_is_refused_by_name(use: Callable[..., Any], name: str) -> None:
-    message = raised(TypeError, lambda x: graph.gradients(use(x).sum(), [x]), X)
-    assert message.startswith(f"gradients: {name} (")
-    assert "has no derivative" in message
-    assert re.search(rf"{re.escape(HERE)}:\d+\)", message)
-
-
 def test_comparisons_have_no_derivative() -> None:
     message = raised(ValueError, lambda x: graph.gradients((x > 0.0).astype(np.float32).sum(), [x]), X)
     assert "does not depend on wrt[0]" in message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -227,6 +228,19 @@ def test_errors_name_the_argument_and_both_values(jax: Any, rj: Any, name: str) 
         jax.jit(lambda: run(rj))()
 
 
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn"])
+def test_arguments_of_the_array_functions_exist_or_are_refused_with_a_reason(rj: Any, name: str) -> None:
+    function, weights = getattr(rj, name), {"lstm": cell, "gru": gru_cell, "rnn": rnn_cell}[name]()
+    parameters = inspect.signature(getattr(retrograd, f"{name}_forward")).parameters
+    absent = parameters.keys() - inspect.signature(function).parameters.keys()
+    assert absent == {"table", "batch_sizes", "training", "recompute", "cache", "out"}
+    for argument in absent:
+        with pytest.raises(TypeError, match=f"^{name}: {argument} is not an argument under JAX: .+"):
+            function(ones(5, 4, 3), weights, **{argument: None})
+    with pytest.raises(TypeError, match="unexpected keyword argument 'unknown'"):
+        function(ones(5, 4, 3), weights, unknown=None)
+
+
 def test_traced_shapes_are_checked(jax: Any, rj: Any) -> None:
     with pytest.raises(ValueError, match=r"gamma has shape \(4,\), but x of shape \(2, 3\) needs \(3,\)"):
         jax.eval_shape(rj.layer_norm, jax.ShapeDtypeStruct((2, 3), np.float32), jax.ShapeDtypeStruct((4,), np.float32))
@@ -294,6 +308,10 @@ LSTM = {
     "cell_clip": np.float64(0),
     "norm": np.int64(0),
     "eps": np.float64(1e-5),
+    "mask_kind": np.int64(0),
+    "has_zoneout": False,
+    "zoneout_rate": np.float64(-1),
+    "cell_zoneout_rate": np.float64(-1),
     "dropout": np.float64(0),
     "batch_first": False,
 }
@@ -373,6 +391,9 @@ def test_a_wrong_array_of_a_norm_is_an_error(jax: Any, rj: Any, results: Any, ar
         ({"eps": np.float64(-1), "norm": np.int64(1)}, "number is out of range"),
         ({"arguments": "x wx0 reset"}, "reset was refused: dtype"),
         ({"dropout": np.float64(2)}, "dropout is out of range"),
+        ({"zoneout_rate": np.float64(1)}, "a rate of zoneout must be below 1"),
+        ({"cell_zoneout_rate": np.float64(np.nan)}, "a rate of zoneout must be below 1"),
+        ({"zoneout_rate": np.float64(0.5), "units": np.int64(1 << 60)}, "size is out of range"),
         ({"batch_first": True}, "refused: shape"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from retrograd import graph
 from support.arrays import Array
-from support.outsiders import BETA, COLUMN, GAMMA, IMAGES, MORE, PLACES, ROW, STACK, A, B, P, Q, normal, row
+from support.outsiders import BETA, COLUMN, GAMMA, IMAGES, MORE, PLACES, ROW, STACK, A, B, P, Q, named, normal, row
 
 SPARSE = np.where(np.abs(B) < 0.5, 0.0, B)
 HOLES = np.where(np.abs(A) > 1.2, np.nan, A)
@@ -18,6 +18,12 @@ row(
     "divide_no_nan", (A, SPARSE), graph.divide_no_nan,
     lambda T, a, b: T.where(b == 0, 0.0, a / T.where(b == 0, 1.0, b)),
     lambda J, a, b: J.numpy.where(b == 0, 0.0, a / J.numpy.where(b == 0, 1.0, b)),
+)  # fmt: skip
+for _name in ("floor", "ceil", "round", "trunc", "sign"):
+    named(_name, A * 3)
+row(
+    "round_away", np.concatenate([A * 3, np.rint(A) + 0.5]), graph.round_away,
+    lambda T, x: T.sign(x) * T.floor(T.abs(x) + 0.5), lambda J, x: J.lax.round(x, J.lax.RoundingMethod.AWAY_FROM_ZERO),
 )  # fmt: skip
 row("exp10", A, graph.exp10, lambda T, x: T.pow(10.0, x), lambda J, x: J.numpy.power(10.0, x))
 row("fma", (A, ROW, B), graph.fma, lambda T, x, y, z: x * y + z, lambda J, x, y, z: x * y + z)

@@ -93,6 +93,73 @@ class Plain:
     def band_part(self, x: Any, lower: int, upper: int) -> Any:
         return self.np.triu(self.np.tril(x, upper), -lower)
 
+    def divide_no_nan(self, a: Any, b: Any) -> Any:
+        return self.np.where(b == 0, 0.0, a / self.np.where(b == 0, 1.0, b))
+
+    def round_away(self, x: Any) -> Any:
+        return self.np.sign(x) * self.np.floor(self.np.abs(x) + 0.5)
+
+    def log_sum(self, x: Any, axis: Any, keepdims: bool) -> Any:
+        return self.np.log(self.np.sum(x, axis=axis, keepdims=keepdims))
+
+    def fmax_reduce(self, x: Any, axis: Any, keepdims: bool) -> Any:
+        return self.np.max(x, axis=axis, keepdims=keepdims)
+
+    def fmin_reduce(self, x: Any, axis: Any, keepdims: bool) -> Any:
+        return self.np.min(x, axis=axis, keepdims=keepdims)
+
+    def accumulated(self, f: Function, x: Any, axis: int) -> Any:
+        rows = self.np.moveaxis(x, axis, 0)
+        found = [rows[0]]
+        for j in range(1, rows.shape[0]):
+            found.append(f(found[-1], rows[j]))
+        return self.np.moveaxis(self.np.stack(found), 0, axis)
+
+    def cumprod(self, x: Any, axis: int) -> Any:
+        return self.accumulated(self.np.multiply, x, axis)
+
+    def cummax(self, x: Any, axis: int) -> Any:
+        return self.accumulated(self.np.maximum, x, axis)
+
+    def cummin(self, x: Any, axis: int) -> Any:
+        return self.accumulated(self.np.minimum, x, axis)
+
+    def softmax_gradient(self, dy: Any, y: Any, axis: int) -> Any:
+        return y * (dy - self.np.sum(dy * y, axis=axis, keepdims=True))
+
+    def normalize(self, x: Any, mean: Any, var: Any, gamma: Any, beta: Any) -> Any:
+        return (x - mean) / self.np.sqrt(var + 1e-5) * gamma + beta
+
+    def l2_normalize(self, x: Any, axes: Any) -> Any:
+        return x / self.np.sqrt(self.np.sum(x * x, axis=axes, keepdims=True) + 1e-12)
+
+    def gather_nd(self, x: Any, indices: Array) -> Any:
+        flat = indices[..., 0] * x.shape[1] + indices[..., 1]
+        return self.np.take(self.np.reshape(x, (-1, *x.shape[2:])), flat, axis=0)
+
+    def scatter_nd(self, x: Any, indices: Array, updates: Any) -> Any:
+        flat = self.np.reshape(x, (-1, *x.shape[2:]))
+        return self.np.reshape(self.scatter_add(flat, indices[:, 0] * x.shape[1] + indices[:, 1], updates), x.shape)
+
+    def scatter_along_axis(self, x: Any, indices: Array, updates: Any, axis: int) -> Any:
+        assert axis == 0
+        numbers = np.arange(x.shape[0]).reshape(-1, *(1,) * (x.ndim - 1))
+        for j in range(indices.shape[0]):
+            x = x + self.np.where(numbers == indices[j], updates[j], 0.0)
+        return x
+
+    def in_order(self, x: Any, axis: int) -> Any:
+        return self.np.sort(x, axis=axis)
+
+    def numbered(self, x: Any) -> Any:
+        return x * np.arange(x.shape[-1])
+
+    def bits(self, x: Any) -> Any:
+        n = self.np.floor(x * 8.0).astype(np.int64)
+        mixed = self.np.bitwise_xor(self.np.left_shift(n, 2), self.np.right_shift(n, 1))
+        either = self.np.bitwise_or(self.np.bitwise_and(mixed, 31), self.np.bitwise_not(n))
+        return x * self.np.bitwise_count(self.np.bitwise_and(either, 0xFFFF)).astype(np.float64)
+
     def first_row_set(self, x: Any, row: Any) -> Any:
         return self.np.concatenate([row[None], x[1:]])
 
@@ -140,22 +207,34 @@ class OfGraph:
         return getattr(self.graph, name)
 
     def first_row_set(self, x: Any, row: Any) -> Any:
-        return self.graph.slice_update(x, self.graph.expand_dims(row, 0), [0], [1])
+        return self.slice_update(x, self.expand_dims(row, 0), [0], [1])
 
     def scattered(self, x: Any, indices: Array, updates: Any) -> Any:
-        return self.graph.scatter(x, indices, updates, 0, "multiply")
+        return self.scatter(x, indices, updates, 0, "multiply")
 
     def largest(self, x: Any, k: int) -> Any:
-        return self.graph.top_k(x, k).values
+        return self.top_k(x, k).values
+
+    def in_order(self, x: Any, axis: int) -> Any:
+        return self.take_along_axis(x, self.argsort(x, axis), axis)
+
+    def numbered(self, x: Any) -> Any:
+        return x * self.coordinates(x.shape, -1, np.float64)
+
+    def bits(self, x: Any) -> Any:
+        n = self.cast(self.floor(x * 8.0), np.int64)
+        mixed = self.bitwise_xor(self.left_shift(n, 2), self.right_shift(n, 1))
+        either = self.bitwise_or(self.bitwise_and(mixed, 31), self.bitwise_not(n))
+        return x * self.cast(self.bitwise_count(self.bitwise_and(either, 0xFFFF)), np.float64)
 
     def squared_error(self, x: Any, target: Any) -> Any:
-        return self.graph.mean_squared_error(x, target)
+        return self.mean_squared_error(x, target)
 
     def cross_entropy(self, x: Any, labels: Array) -> Any:
-        return self.graph.softmax_cross_entropy(x, labels)
+        return self.softmax_cross_entropy(x, labels)
 
     def recomputed(self, f: Function) -> Function:
-        found: Function = self.graph.recompute(f)
+        found: Function = self.recompute(f)
         return found
 
 
@@ -255,6 +334,7 @@ class RandomGraph:
             self.unary, self.unary, self.positive, self.binary, self.binary, self.binary, self.binary, self.choice,
             self.reduction, self.reduction, self.view, self.view, self.slices, self.join, self.product, self.softmax,
             self.indexing, self.ordered, self.layer, self.loss, self.recomputed, self.apples,
+            self.apples, self.steps,
         )  # fmt: skip
         self.one_of(*kinds)()
 
@@ -279,34 +359,58 @@ class RandomGraph:
         self.add(name, lambda L, x: getattr(L, name)(x), i, stops=name == "stop_gradient")
 
     def apples(self) -> None:
-        """What Apple's graphs have beyond NumPy."""
+        """What Apple's graphs have beyond NumPy: label, whether x is far from a kink, function."""
         i = self.pick(2)
         x = self.values[i]
         axis, keep = self.axis(x), self.chance()
-        match int(self.random.integers(9)):
-            case 0:
-                self.add("fma", lambda L, x: L.fma(x, L.tanh(x), x), i)
-            case 1 if np.abs(x).max() < 1.5:
-                self.add("exp10", lambda L, x: L.exp10(x), i)
-            case 2 if np.abs(x).min() > NEAR:
-                self.add("prelu", lambda L, x: L.prelu(x, 0.3), i)
-            case 3 if np.abs(x).min() > NEAR:
-                name = self.one_of("l1_norm", "l2_norm")
-                self.add(name, lambda L, x: getattr(L, name)(x, axis, keep), i)
-            case 4:
-                self.add("rms_norm", lambda L, x: L.rms_norm(x), i)
-            case 5:
-                self.add("band_part", lambda L, x: L.band_part(x, 1, 0), i)
-            case 6:
-                self.add("slice_update", lambda L, x: L.first_row_set(x, L.tanh(x[-1])), i)
-            case 7:
-                self.add("scatter", lambda L, x: L.scattered(x, np.zeros(2, np.int64), L.stack([x[0], x[-1]])), i)
-            case 8:
-                mode = self.one_of("edge", "wrap", "symmetric")
-                widths = [(1, 0)] * x.ndim
-                self.add(f"pad {mode}", lambda L, x: L.pad(x, widths, mode), i)
-            case _:
-                pass
+        norm, extreme, both = self.one_of("l1_norm", "l2_norm"), self.one_of("max", "min"), self.one_of("fmax", "fmin")
+        mode, widths = self.one_of("edge", "wrap", "symmetric"), [(1, 0)] * x.ndim
+        places = self.random.integers(0, x.shape[:2], (3, 2))
+        along = self.random.integers(0, x.shape[0], (2, *x.shape[1:]))
+        small, not_zero, apart = np.abs(x).max() < 1.5, np.abs(x).min() > NEAR, not _near_ties(x, axis)
+        table: tuple[tuple[str, Any, Function], ...] = (
+            ("fma", True, lambda L, x: L.fma(x, L.tanh(x), x)),
+            ("exp10", small, lambda L, x: L.exp10(x)),
+            ("prelu", not_zero, lambda L, x: L.prelu(x, 0.3)),
+            (norm, not_zero, lambda L, x: getattr(L, norm)(x, axis, keep)),
+            ("log_sum", True, lambda L, x: L.log_sum(L.square(x) + 0.5, axis, keep)),
+            (f"f{extreme}_reduce", apart, lambda L, x: getattr(L, f"f{extreme}_reduce")(x, axis, keep)),
+            (both, np.abs(x - 0.3).min() > NEAR, lambda L, x: getattr(L, both)(x, 0.3)),
+            ("cumprod", True, lambda L, x: L.cumprod(x, axis)),
+            (f"cum{extreme}", apart, lambda L, x: getattr(L, f"cum{extreme}")(x, axis)),
+            ("rms_norm", True, lambda L, x: L.rms_norm(x)),
+            ("l2_normalize", not_zero, lambda L, x: L.l2_normalize(x, axis)),
+            ("normalize", True, lambda L, x: L.normalize(x, x[:1], L.square(x[-1]) + 0.5, 1.5, x[0])),
+            ("softmax_gradient", True, lambda L, x: L.softmax_gradient(x, L.softmax(L.sin(x), axis), axis)),
+            ("band_part", True, lambda L, x: L.band_part(x, 1, 0)),
+            ("slice_update", True, lambda L, x: L.first_row_set(x, L.tanh(x[-1]))),
+            ("scatter", True, lambda L, x: L.scattered(x, np.zeros(2, np.int64), L.stack([x[0], x[-1]]))),
+            ("scatter_along_axis", True, lambda L, x: L.scatter_along_axis(x, along, L.stack([x[0], x[-1]]), 0)),
+            ("scatter_nd", True, lambda L, x: L.scatter_nd(x, places, L.sin(L.gather_nd(x, places)))),
+            ("gather_nd", True, lambda L, x: L.gather_nd(x, places)),
+            ("argsort", apart, lambda L, x: L.in_order(x, axis)),
+            ("coordinates", True, lambda L, x: L.numbered(x)),
+            (f"pad {mode}", True, lambda L, x: L.pad(x, widths, mode)),
+        )
+        label, smooth, function = self.one_of(*table)
+        if smooth:
+            self.add(label, function, i)
+
+    def steps(self) -> None:
+        """Functions of steps, whose derivative is 0, and of bits."""
+        i = self.pick()
+        x = self.values[i]
+        if np.abs(x * 8 - np.rint(x * 8)).min() < NEAR:
+            return
+        name = self.one_of("floor", "ceil", "round", "round_away", "trunc", "sign", "signbit", "bits", "divide_no_nan")
+        if name == "signbit":
+            self.add(name, lambda L, x: L.where(L.signbit(x), L.sin(x), x * 0.5), i)
+        elif name == "bits":
+            self.add(name, lambda L, x: L.bits(x), i)
+        elif name == "divide_no_nan":
+            self.add(name, lambda L, x: L.divide_no_nan(x, L.floor(x)), i)
+        else:
+            self.add(name, lambda L, x: getattr(L, name)(x) * L.tanh(x), i)
 
     def positive(self) -> None:
         i = self.pick()

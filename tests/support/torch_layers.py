@@ -11,6 +11,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 rt: Any = pytest.importorskip("retrograd.torch")
 torch.set_num_threads(1)
+rt.use_torch_below(0)  # the tests are of retrograd's kernels
 
 # Errors relative to the largest element, in units of the dtype's precision. Sums of a few hundred terms, in another
 # order than PyTorch's, differ by some ten units; in half precision only the results are rounded. Inputs are of about 1,

@@ -254,14 +254,6 @@ def test_tensor_subclasses() -> None:
     assert tagged.grad is not None
 
 
-def test_transforms_of_functions_are_refused() -> None:
-    layer, x = make("layer norm")
-    with pytest.raises(NotImplementedError, match=r"layer_norm: retrograd has no torch\.func transforms"):
-        torch.func.grad(lambda x: layer(x).sum())(x)
-    with pytest.raises(NotImplementedError, match=r"layer_norm: retrograd has no torch\.func transforms"):
-        torch.func.vmap(layer)(x)
-
-
 def test_a_wrong_shape_is_refused_while_tracing() -> None:
     compiled = torch.compile(
         lambda x: rt.functional.group_norm(x, 2, torch.ones(5)), fullgraph=True, backend="aot_eager"

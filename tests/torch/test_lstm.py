@@ -205,9 +205,7 @@ REFUSALS = {
     "LSTM: input has shape (5, 3, 4), but input_size is 3": lambda: rt.LSTM(3, 6)(X),
     "LSTM: input has shape (4,), needs 3 axes": lambda: rt.LSTM(4, 6)(X[0, 0]),
     "LSTM: input has dtype torch.float64 and the weights have torch.float32": lambda: rt.LSTM(4, 6)(X.double()),
-    "LSTM: input has dtype torch.bfloat16 and the weights have torch.bfloat16": lambda: rt.LSTM(4, 6).bfloat16()(
-        X.bfloat16()
-    ),
+    "LSTM: input has dtype torch.bfloat16 and the weights have torch.float32": lambda: rt.LSTM(4, 6)(X.bfloat16()),
     "LSTM: hx[0] has shape (1, 2, 6), expected (1, 3, 6)": lambda: rt.LSTM(4, 6)(X, (H[:, :2], H)),
     "LSTM: hx[1] has shape None, expected (1, 3, 6)": lambda: rt.LSTM(4, 6)(X, (H, None)),
     "LSTM: hx[1] has dtype torch.float64, but the weights have torch.float32": lambda: rt.LSTM(4, 6)(

@@ -108,17 +108,24 @@ def test_the_model_itself_may_be_a_layer_and_layers_may_be_shared() -> None:
 
 def test_what_is_left_has_a_reason() -> None:
     class Special(nn.LayerNorm):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return torch.nn.functional.layer_norm(x, self.normalized_shape)
+
+    class Explicit(nn.LSTM):  # type: ignore[misc]
+        def forward(self, x: Any, hx: Any = None) -> Any:
+            return nn.LSTM.forward(self, x, hx)
+
+    class Synchronized(nn.SyncBatchNorm):  # type: ignore[misc]
         pass
 
-    parametrized = nn.LSTM(4, 6)
-    torch.nn.utils.parametrizations.weight_norm(parametrized, "weight_hh_l0")
     model = nn.ModuleDict(
         {
             "dropout": nn.LSTM(4, 6, 2, dropout=1.0),
             "low": nn.LSTM(4, 6, dtype=torch.bfloat16),
             "lazy": nn.LazyBatchNorm1d(),
             "subclass": Special(4),
-            "parametrized": parametrized,
+            "explicit": Explicit(4, 6),
+            "sync": Synchronized(4),
             "low gru": nn.GRU(4, 6, dtype=torch.bfloat16),
             "low cell": nn.RNNCell(4, 6, dtype=torch.float16),
             "unknown": nn.RNNCell(4, 6, nonlinearity="tan"),
@@ -133,8 +140,9 @@ def test_what_is_left_has_a_reason() -> None:
         "dropout": "LSTM: dropout is 1, must be below 1",
         "low": "LSTM: its weights are torch.bfloat16; retrograd's LSTM is float32 or float64",
         "lazy": "LazyBatchNorm1d: it is not initialized yet; run the model once first",
-        "subclass": "Special: a subclass, which may compute something else",
-        "parametrized": "ParametrizedLSTM: a subclass, which may compute something else",
+        "subclass": "Special: its forward does not call that of LayerNorm, and may compute something else",
+        "explicit": "Explicit: its forward does not call that of LSTM, and may compute something else",
+        "sync": "Synchronized: a subclass of SyncBatchNorm, which retrograd's is not",
         "low gru": "GRU: its weights are torch.bfloat16; retrograd's GRU is float32 or float64",
         "low cell": "RNNCell: its weights are torch.float16; retrograd's RNNCell is float32 or float64",
         "unknown": "RNNCell: nonlinearity is 'tan', must be 'tanh' or 'relu'",
@@ -165,7 +173,7 @@ def test_recurrent_layers_and_normalizations_of_other_kinds_are_listed() -> None
         "rms": "RMSNorm: retrograd.torch has no RMSNorm",
         "response": "LocalResponseNorm: retrograd.torch has no LocalResponseNorm",
         "across": "CrossMapLRN2d: retrograd.torch has no CrossMapLRN2d",
-        "mine": "MyNorm: a subclass, which may compute something else",
+        "mine": "MyNorm: retrograd.torch has no RMSNorm",
     }
 
 

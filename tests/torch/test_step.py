@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import retrograd.torch as rt  # noqa: E402
+from retrograd import Activation  # noqa: E402
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "LSTM": ("LSTMCell", {}),
@@ -22,6 +23,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "RNN": ("RNNCell", {"nonlinearity": "relu"}),
 }
 SAMPLES, INPUTS, UNITS = 3, 4, 5
+# Every option of the cells, with a value that is not its default.
+OPTIONS: dict[str, dict[str, tuple[Any, ...]]] = {
+    name: {
+        "clip": (0.1,),
+        "zoneout": (0.25,),
+        "norm": ("haste",),
+        "norm_eps": (0.1,),
+        "recompute": (True,),
+        **own,
+    }
+    for name, own in {
+        "LSTM": {
+            "peephole": ("diagonal", "full"),
+            "output_gate_reads": ("old",),
+            "activations": (("relu", "sigmoid", "tanh", "relu", "identity"),),
+            "coupled": (True,),
+            "cell_clip": (0.1,),
+            "norm": ("haste", "cell"),
+            "zoneout": (0.25, (0.25, 0.5)),
+        },
+        "GRU": {"kind": ("before",), "flip": (True,), "activations": (("relu", "sigmoid", "identity"),)},
+        "RNN": {"nonlinearity": ("relu", "sigmoid", Activation("elu", 0.5))},
+    }.items()
+}
+# What an option needs beside it to have an effect.
+BESIDE: dict[str, dict[str, Any]] = {"norm_eps": {"norm": "haste"}, "output_gate_reads": {"peephole": "diagonal"}}
 
 
 def made(case: str, dtype: Any = torch.float32) -> Any:
@@ -72,6 +99,43 @@ def test_same_bits_as_the_usual_road(case: str, dtype: Any, states: bool) -> Non
     with torch.no_grad():
         for ours, expected in zip(leaves(cell(x, hx)), results[0], strict=False):
             assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_is_tested(name: str) -> None:
+    options = set(getattr(rt, f"{name}Cell")._names)
+    assert set(OPTIONS[name]) - {"nonlinearity"} == options
+    with pytest.raises(TypeError, match=f"{name}Cell: unknown is not an argument"):
+        getattr(rt, f"{name}Cell")(INPUTS, UNITS, unknown=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [(name, option, value) for name in OPTIONS for option, given in OPTIONS[name].items() for value in given],
+)
+def test_options_do_what_they_do_in_a_layer(name: str, option: str, value: Any) -> None:
+    torch.manual_seed(0)
+    beside = BESIDE.get(option, {})
+    cell = getattr(rt, f"{name}Cell")(INPUTS, UNITS, **beside, **{option: value}).eval()
+    layer = getattr(rt, name)(INPUTS, UNITS, **beside, **{option: value}).eval()
+    state = {key.replace("weight_peephole", "peephole") + "_l0": part for key, part in cell.state_dict().items()}
+    layer.load_state_dict(state)  # the same parameters
+    assert f"{option}=" in repr(cell)
+    x, hx = given(cell)
+    found = leaves(cell(x, hx))
+    lead = tuple(h[None] for h in leaves(hx))
+    expected = leaves(layer(x[None], lead if name == "LSTM" else lead[0])[1])
+    for ours, its in zip(found, expected, strict=True):
+        assert torch.equal(ours, its[0])
+    found[0].sum().backward()
+    expected[0].sum().backward()
+    for ours, its in zip(cell.parameters(), layer.parameters(), strict=True):
+        assert torch.equal(ours.grad, its.grad)
+    plain = getattr(rt, f"{name}Cell")(INPUTS, UNITS, **beside)
+    plain.load_state_dict({key: part for key, part in cell.state_dict().items() if key in plain.state_dict()})
+    assert option == "recompute" or not torch.equal(found[0], first(plain.eval()(x, hx)))
+    again = pickle.loads(pickle.dumps(copy.deepcopy(cell)))
+    assert torch.equal(first(again(x, hx)), found[0])
 
 
 @pytest.mark.parametrize("case", ["LSTM", "GRU", "RNN"])

@@ -191,6 +191,32 @@ struct PairSum {
     }
 };
 
+// Two sums of each row: add(row, sum) sums a row.
+template <class A, class Add>
+RG_INLINE void sum_rows(int64_t rows, double* first, double* second, Add add) {
+    constexpr int64_t lanes = kLanes<double>;
+    for (int64_t row = 0; row < rows; row += lanes) {
+        const bool whole = rows - row >= lanes;
+        const int64_t end = whole ? row + lanes : rows;
+        ShortSum firsts[lanes], seconds[lanes];
+        for (int64_t r = row; r < end; ++r) {
+            PairSum<A> sum;
+            add(r, sum);
+            sum.flush();
+            if (whole) {
+                firsts[r - row] = shorten(sum.first_total);
+                seconds[r - row] = shorten(sum.second_total);
+            } else {
+                first[r] = sum.first_total.total();
+                second[r] = sum.second_total.total();
+            }
+        }
+        if (!whole) break;
+        store(first + row, totals(firsts));
+        store(second + row, totals(seconds));
+    }
+}
+
 // Calls body(i) for `vectors` vectors from i on: unrolled if the number is a constant, else inlined once.
 template <class A, class Body>
 RG_INLINE void repeat(int64_t i, int vectors, Body body) {
@@ -203,13 +229,13 @@ RG_INLINE void repeat_unrolled(int64_t i, int vectors, Body body) {
     for (int k = 0; k < vectors; ++k) body(i + k * kLanes<A>);
 }
 
-// The sums of x - center and of its square over runs; each as in PairSum.
+// Adds x - center and its square over a run; each as in PairSum.
 template <class A>
 struct MomentSum {
-    PairSum<A> sum;
+    PairSum<A>& sum;
     Vec<A> center;
 
-    explicit MomentSum(A c) : center(splat(c)) {}
+    RG_INLINE MomentSum(PairSum<A>& to, A c) : sum(to), center(splat(c)) {}
     template <class Each>
     RG_INLINE void run(const A* x, int64_t cols, Each each) {
         const auto add = [&](Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
@@ -222,7 +248,6 @@ struct MomentSum {
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
                 RG_INLINE_LAMBDA { add(load_part(x + i, n, center), s, q); });
     }
-    RG_INLINE void total(double* sums) { sum.total(sums); }
 };
 
 // Computes and streams one run while another of the same length is summed. sum(each) sums and calls each(i, vectors) as

@@ -8,9 +8,10 @@ namespace {
 
 template <class A>
 void plane_moments(BlockSize size, Run<const A> x, A center, double* sums) {
-    MomentSum<A> sum(center);
+    PairSum<A> sum;
+    MomentSum<A> moments(sum, center);
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
-        sum.run(x.data, size.cols, [&](int64_t i, int vectors) RG_INLINE_LAMBDA {
+        moments.run(x.data, size.cols, [&](int64_t i, int vectors) RG_INLINE_LAMBDA {
             repeat_unrolled<A>(i, vectors, [&](int64_t j) RG_INLINE_LAMBDA { prefetch(x.data + j + x.ahead); });
         });
     }
@@ -45,9 +46,10 @@ void plane_moments_wide(BlockSize size, Run<const A> x, double center, double* s
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void plane_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<A> z, Target<A> y) {
-    const Vec<A> c = splat(z.center), m = splat(z.scale), b = splat(z.shift);
+void plane_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<const A*> z, int64_t step, Target<A> y) {
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, y.data += y.stride) {
+        const int64_t at = row * step;
+        const Vec<A> c = splat(z.center[at]), m = splat(z.scale[at]), b = splat(z.shift[at]);
         for_vectors(true, y.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
             write(streamed.value, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
         });
@@ -55,9 +57,10 @@ void plane_apply_as(Streamed streamed, BlockSize size, Run<const A> x, Affine<A>
 }
 
 template <class A>
-void plane_apply(BlockSize size, Run<const A> x, Affine<A> z, ActivationKind f, Target<A> y) {
+void plane_apply(BlockSize size, Run<const A> x, Affine<const A*> z, int64_t step, ActivationKind f, Target<A> y) {
     with_fused(f, [&](auto fused) {
-        with_stream<fused.kind>(y.stream, [&](auto streamed) { plane_apply_as<fused.kind>(streamed, size, x, z, y); });
+        with_stream<fused.kind>(y.stream,
+                                [&](auto streamed) { plane_apply_as<fused.kind>(streamed, size, x, z, step, y); });
     });
 }
 
@@ -92,11 +95,12 @@ void plane_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardi
 }
 
 template <ActivationKind kAct, class Streamed, class A>
-void plane_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<A> statistics,
-                 DxCoefficients<A> coefficients, Target<A> dx) {
-    const Vec<A> c = splat(statistics.center), m = splat(statistics.rstd), o = splat(statistics.offset);
-    const Vec<A> va = splat(coefficients.a), vb = splat(coefficients.b), vk = splat(coefficients.k);
+void plane_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics,
+                 DxCoefficients<const A*> coefficients, int64_t step, Target<A> dx) {
     for (int64_t row = 0; row < size.rows; ++row, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride) {
+        const int64_t at = row * step;
+        const Vec<A> c = splat(statistics.center[at]), m = splat(statistics.rstd[at]), o = splat(statistics.offset[at]);
+        const Vec<A> va = splat(coefficients.a[at]), vb = splat(coefficients.b[at]), vk = splat(coefficients.k[at]);
         if (x.data) {
             for_vectors(true, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> rest = fma(vb, fma(read(x.data + i, n) - c, m, o), vk);
@@ -112,11 +116,11 @@ void plane_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> 
 }
 
 template <class A>
-void plane_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<A> statistics,
-              DxCoefficients<A> coefficients, Target<A> dx) {
+void plane_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
+              DxCoefficients<const A*> coefficients, int64_t step, Target<A> dx) {
     with_fused(dz.activation, [&](auto fused) {
         with_stream<fused.kind>(dx.stream, [&](auto streamed) {
-            plane_dx_as<fused.kind>(streamed, size, x, dz, statistics, coefficients, dx);
+            plane_dx_as<fused.kind>(streamed, size, x, dz, statistics, coefficients, step, dx);
         });
     });
 }
@@ -124,10 +128,11 @@ void plane_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardiza
 template <ActivationKind kAct, class A>
 void plane_apply_moments_as(BlockSize size, Run<const A> x, Affine<A> z, Target<A> y, NextPlaneMoments<A> next) {
     const Vec<A> c = splat(z.center), m = splat(z.scale), b = splat(z.shift);
-    MomentSum<A> sum(next.center);
+    PairSum<A> sum;
+    MomentSum<A> moments(sum, next.center);
     for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, next.x += x.stride, y.data += y.stride) {
         put_beside(
-            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next.x, size.cols, each); },
+            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { moments.run(next.x, size.cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 write(true, y.data + i, n, value_of<kAct, A>(fma(read(x.data + i, n) - c, m, b)));
             });

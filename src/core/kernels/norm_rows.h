@@ -11,27 +11,71 @@ void row_centers(BlockSize size, Run<const A> x, double* center) {
     constexpr int64_t enough = 64;
     const int64_t count = size.cols < enough ? size.cols : enough;
     const double share = 1 / double(count);
-    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride) {
-        constexpr int vectors = PairSum<A>::kVectors;
-        Vec<A> sum[vectors] = {};
-        for_groups_of_vectors<A, vectors>(
-            count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA { sum[k] += read(x.data + i, n); });
-        Sum total;
-        total.add_all<A>(sum);
-        center[row] = double(A(total.total() * share));
+    constexpr int64_t lanes = kLanes<double>;
+    for (int64_t row = 0; row < size.rows; row += lanes) {
+        const bool whole = size.rows - row >= lanes;
+        const int64_t last = whole ? row + lanes : size.rows;
+        ShortSum sums[lanes];
+        for (int64_t r = row; r < last; ++r, x.data += x.stride) {
+            constexpr int vectors = PairSum<A>::kVectors;
+            Vec<A> sum[vectors] = {};
+            for_groups_of_vectors<A, vectors>(
+                count, [&](int64_t i, int64_t n, int k) RG_INLINE_LAMBDA { sum[k] += read(x.data + i, n); });
+            Sum total;
+            total.add_all<A>(sum);
+            if (whole) {
+                sums[r - row] = shorten(total);
+            } else {
+                center[r] = total.total() * share;
+            }
+        }
+        if (whole) store(center + row, totals(sums) * splat(share));
+        for (int64_t r = row; r < last; ++r) center[r] = double(A(center[r]));
     }
 }
 
 template <class A>
-void row_moments(BlockSize size, Run<const A> x, const double* center, double* sums) {
-    for (int64_t row = 0; row < size.rows; ++row, x.data += x.stride, sums += 2) {
-        MomentSum<A> sum{A(center[row])};  // braces: parentheses would declare a function
-        sum.run(x.data, size.cols, [](int64_t, int) {});
-        sum.total(sums);
-    }
+void row_moments(BlockSize size, Run<const A> x, const double* center, double* sum, double* sum_sq) {
+    sum_rows<A>(size.rows, sum, sum_sq, [&](int64_t row, PairSum<A>& to) RG_INLINE_LAMBDA {
+        MomentSum<A>(to, A(center[row])).run(x.data + row * x.stride, size.cols, [](int64_t, int) {});
+    });
 }
 
-// Square roots and divisions of several rows at once: one after the other they take as long as a short row.
+// The error of m2 grows with 1 + distance^2 / var, which must be at most 5, and squares must have stayed in float's
+// range: one lost to underflow is below 1e-38, negligible beside any usual eps.
+template <class A>
+bool settle(int64_t sets, const double* center, const double* sum, const double* sum_sq, double count, double eps,
+            double* mean, double* var) {
+    constexpr int64_t lanes = kLanes<double>;
+    constexpr bool narrow = sizeof(A) == sizeof(float);
+    const Vec<double> share = splat(1 / count), size = splat(count);
+    const double least = !narrow || eps > 1e-25 ? -1 : count * 1e-30, most = narrow ? 1e36 : HUGE_VAL;
+    bool all = true;
+    for (int64_t i = 0; i < sets; i += lanes) {
+        const int64_t n = sets - i < lanes ? sets - i : 0, last = n ? n : lanes;
+        const Vec<double> s = read(sum + i, n), shift = s * share, square = s * shift;
+        const Vec<double> m2 = read(sum_sq + i, n) - square;
+        double squares[lanes], m2s[lanes], variances[lanes];
+        store(squares, square);
+        store(m2s, m2);
+        store(variances, m2 / size);
+        write(mean + i, n, read(center + i, n) + shift);
+        for (int64_t k = 0; k < last; ++k) {
+            const bool accepted = squares[k] <= 4 * m2s[k] && (m2s[k] < most || !narrow) && m2s[k] > least;
+            all = all && accepted;
+            var[i + k] = accepted ? variances[k] : -1;
+        }
+    }
+    return all;
+}
+
+// Square roots and divisions of several sets at once: one after the other they take as long as a short row.
+inline void reciprocal_std(int64_t sets, const double* var, double eps, double* rstd) {
+    for_vectors<double>(false, nullptr, sets, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+        write(rstd + i, n, splat(1.0) / root(read(var + i, n) + splat(eps)));
+    });
+}
+
 template <class A>
 void row_standardize(int64_t rows, const double* mean, const double* var, double eps, Standardization<A*> statistics) {
     constexpr int64_t lanes = kLanes<double>;
@@ -101,15 +145,19 @@ void row_apply_moments_as(Flags flags, BlockSize size, Run<const A> x, Standardi
     for (int64_t row = 0; row < size.rows; ++row) {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
         const Vec<A> o = splat(statistics.offset[row]);
-        MomentSum<A> sum{A(next.center[row])};  // braces: parentheses would declare a function
+        PairSum<A> sum;
+        MomentSum<A> moments(sum, A(next.center[row]));
         put_beside(
-            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { sum.run(next.x, size.cols, each); },
+            y.data, size.cols, [&](auto each) RG_INLINE_LAMBDA { moments.run(next.x, size.cols, each); },
             [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o);
                 write(true, y.data + i, n, row_value<kAct>(flags, xhat, parameters, i, n));
             });
-        sum.total(next.sums);
-        x.data += x.stride, next.x += x.stride, y.data += y.stride, next.sums += 2;
+        double sums[2] = {};
+        sum.total(sums);
+        next.sum[row] = sums[0];
+        next.sum_sq[row] = sums[1];
+        x.data += x.stride, next.x += x.stride, y.data += y.stride;
     }
 }
 
@@ -133,11 +181,10 @@ RG_INLINE A* chain_of(A* chains, int64_t i) {
 
 template <ActivationKind kAct, bool kGamma, bool kChains, class A>
 void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, const A* gamma,
-                 double* sums, A* chains) {
-    for (int64_t row = 0; row < size.rows; ++row) {
+                 double* sum_g, double* sum_g_xhat, A* chains) {
+    sum_rows<A>(size.rows, sum_g, sum_g_xhat, [&](int64_t row, PairSum<A>& sum) RG_INLINE_LAMBDA {
         const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
         const Vec<A> o = splat(statistics.offset[row]);
-        PairSum<A> sum;
         const auto add = [&](int64_t i, int64_t n, Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
             const Vec<A> dz = read_dz<kAct>(g, i, n), xhat = fma(v - c, m, o);
             const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
@@ -155,18 +202,18 @@ void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<
             [](int64_t, int) {},
             [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
                 RG_INLINE_LAMBDA { add(i, n, load_part(x.data + i, n, c), s, q); });
-        sum.total(sums);
-        x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride, sums += 2;
-    }
+        x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride;
+    });
 }
 
 template <class A>
 void row_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-              const A* gamma, double* sums, A* chains) {
+              const A* gamma, double* sum_g, double* sum_g_xhat, A* chains) {
     with_fused(dz.activation, [&](auto fused) {
         with_flag(gamma, [&](auto scaled) {
             with_flag(chains, [&](auto chained) {
-                row_sums_as<fused.kind, scaled.value, chained.value>(size, x, dz, statistics, gamma, sums, chains);
+                row_sums_as<fused.kind, scaled.value, chained.value>(size, x, dz, statistics, gamma, sum_g, sum_g_xhat,
+                                                                     chains);
             });
         });
     });

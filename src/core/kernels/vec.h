@@ -573,6 +573,40 @@ struct Sum {
     }
 };
 
+// A sum whose partial sums fit in a register, and vectors of such totals: shuffled together they take a fraction of the
+// instructions of total(), with the same additions, and do not wait for each other. Lane i is the total of sums[i].
+#if defined(RG_ISA_AVX512) || defined(RG_ISA_AVX2)
+using ShortSum = __m256d;
+RG_INLINE __m256d add_lanes(__m256d a, __m256d b, __m256d c, __m256d d) {
+    const __m256d ac = _mm256_add_pd(_mm256_permute2f128_pd(a, c, 0x20), _mm256_permute2f128_pd(a, c, 0x31));
+    const __m256d bd = _mm256_add_pd(_mm256_permute2f128_pd(b, d, 0x20), _mm256_permute2f128_pd(b, d, 0x31));
+    return _mm256_add_pd(_mm256_unpacklo_pd(ac, bd), _mm256_unpackhi_pd(ac, bd));
+}
+#else
+using ShortSum = Vec<double>;
+#endif
+RG_INLINE ShortSum shorten(Sum sum) {
+#if defined(RG_ISA_AVX512)
+    return _mm256_add_pd(_mm512_castpd512_pd256(sum.part[0]), _mm512_extractf64x4_pd(sum.part[0], 1));
+#else
+    add_halves<Sum::kParts, 1>(sum.part);
+    return sum.part[0];
+#endif
+}
+RG_INLINE Vec<double> totals(const ShortSum* sums) {
+#if defined(RG_ISA_AVX512)
+    const __m256d low = add_lanes(sums[0], sums[1], sums[2], sums[3]);
+    const __m256d high = add_lanes(sums[4], sums[5], sums[6], sums[7]);
+    return _mm512_insertf64x4(_mm512_castpd256_pd512(low), high, 1);
+#elif defined(RG_ISA_AVX2)
+    return add_lanes(sums[0], sums[1], sums[2], sums[3]);
+#elif defined(RG_ISA_NEON)
+    return vpaddq_f64(sums[0], sums[1]);
+#else
+    return sums[0];
+#endif
+}
+
 #if defined(RG_ISA_SCALAR)
 
 RG_INLINE void add_to(double* p, float v) { *p += v; }

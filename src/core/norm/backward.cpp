@@ -53,11 +53,12 @@ struct BackwardContext {
     // A set of one element, normalized by its own statistics, gives beta for any x.
     bool constant_sets() const { return g.set_size() == 1 && !call.statistics_given && !call.frozen; }
     // The statistics that dx is computed with: 1 / std is 0 where dx is exactly 0.
-    SetStatistics<A> dx_statistics(int64_t set) const {
-        SetStatistics<A> s(call.mean[set], call.var[set], call.eps);
+    SetStatistics<A> dx_statistics(int64_t set, double rstd) const {
+        SetStatistics<A> s(call.mean[set], rstd);
         if (constant_sets()) s.rstd = A(s.exact_rstd = 0);
         return s;
     }
+    SetStatistics<A> dx_statistics(int64_t set) const { return dx_statistics(set, 1 / sqrt(call.var[set] + call.eps)); }
 
     template <class Kernel>
     void write(const Block& b, Tile<A>& tile, Kernel kernel) const {
@@ -115,7 +116,7 @@ struct PlaneBackward : BackwardContext<A> {
         return Base::read(b, my_tile<A>(), want_x, [&](Run<const A> x, A* to) {
             const int64_t c = blocks.channel(set, item);
             const Affine<A> z = affine(statistics(set), this->gamma_at(c), this->beta_at(c));
-            kernels.plane_apply(b.size(), x, z, ActivationKind::identity, {to, b.cols, false});
+            kernels.plane_apply(b.size(), x, addresses(z), 0, ActivationKind::identity, {to, b.cols, false});
         });
     }
 
@@ -182,9 +183,60 @@ struct PlaneBackward : BackwardContext<A> {
         Tile<A>& tile = my_tile<A>();
         const SetStatistics<A> s = this->dx_statistics(set);
         const auto in = read(set, item, b, !call.frozen);
+        const DxCoefficients<A> slope = coefficients(s, set, item);
         this->write(b, tile, [&](Target<A> dx) {
-            kernels.plane_dx(b.size(), this->x_for_dx(in), in.dz, s, coefficients(s, set, item), dx);
+            kernels.plane_dx(b.size(), this->x_for_dx(in), in.dz, {&s.center, &s.rstd, &s.offset},
+                             {&slope.a, &slope.b, &slope.k}, 0, dx);
         });
+    }
+    bool has_lines() const {
+        if (this->stream || plan.phased || !plan.resident || !applies() || !collects() || call.frozen ||
+            call.given_sum_dz || call.accumulate || !Lines::fit(g)) {
+            return false;
+        }
+        const Block b = Lines::block(g, 0, 0, 1);
+        return this->inputs_in_place(b) && storage.in_place(b, kDx);
+    }
+    void lines(int64_t sample, int64_t first_set, int64_t sets) {
+        const int64_t count = sets * g.K, first = first_set * g.K, set = sample * g.sets_per_n + first_set;
+        const Block b = Lines::block(g, sample, first, count);
+        Tile<A>& tile = my_tile<A>();
+        const Run<const A> x = storage.read(call.x, kX, b, nullptr);
+        const Gradient<A> dz = storage.read_dz(call.dy, call.y, b, tile);
+        SetScratch& scratch = my_set_scratch();
+        double *sum = scratch.partial.take<double>(2 * count), *sum_xhat = sum + count;
+        A *center = scratch.coefficients.take<A>(6 * count), *rstd = center + count, *offset = rstd + count;
+        A *to_dz = offset + count, *to_xhat = to_dz + count, *constant = to_xhat + count;
+        const double* const rstds = reciprocal_stds(kernels, call.var + set, sets, call.eps);
+        for (int64_t i = 0; i < count; i += g.K) {
+            const int64_t at = quotient(i, g.K);
+            const SetStatistics<A> s(call.mean[set + at], rstds[at]);
+            for (int64_t line = i; line < i + g.K; ++line) {
+                center[line] = s.center;
+                rstd[line] = s.rstd;
+                offset[line] = s.offset;
+                to_dz[line] = A(this->gamma_at(first + line) * s.exact_rstd);
+            }
+        }
+        const Standardization<const A*> statistics_of_lines{center, rstd, offset};
+        kernels.row_sums(b.size(), x, dz, statistics_of_lines, nullptr, sum, sum_xhat, nullptr);
+        double* group = totals + quotient(sample, plan.group_size) * g.C * 2;
+        for (int64_t i = 0; i < count; i += g.K) {
+            double mean_g = 0, mean_g_xhat = 0;
+            for (int64_t line = i; line < i + g.K; ++line) {
+                const int64_t c = first + line;
+                group[2 * c] += sum[line];
+                group[2 * c + 1] += sum_xhat[line];
+                mean_g += this->gamma_at(c) * sum[line];
+                mean_g_xhat += this->gamma_at(c) * sum_xhat[line];
+            }
+            const Slope<A> slope(rstds[quotient(i, g.K)], mean_g / g.set_size(), mean_g_xhat / g.set_size());
+            std::fill_n(to_xhat + i, g.K, slope.b);
+            std::fill_n(constant + i, g.K, slope.k);
+        }
+        const Run<A> dx = storage.target(call.dx, kDx, b, tile, true, false);
+        kernels.plane_dx(b.size(), x, dz, statistics_of_lines, {to_dz, to_xhat, constant}, 1,
+                         {dx.data, dx.stride, false});
     }
     void reduce() {
         if (!this->wants_parameters()) return;
@@ -239,9 +291,10 @@ struct ColumnBackward : BackwardContext<A> {
     void begin(const ColumnRange& range) {
         const int64_t cols = range.cols;
         A* v = coefficient(range);
-        for (int64_t first = 0; first < cols; first += g.K) {
-            const int64_t set = range.n * g.sets_per_n + (range.first + first) / g.K;
-            const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
+        int64_t set = range.n * g.sets_per_n + range.first / g.K;
+        const double* rstd = reciprocal_stds(kernels, call.var + set, cols / g.K, call.eps);
+        for (int64_t first = 0; first < cols; first += g.K, ++set) {
+            const SetStatistics<A> stat(call.mean[set], *rstd++);
             for (int64_t c = first; c < first + g.K; ++c) {
                 v[c] = stat.center;
                 v[cols + c] = stat.rstd;
@@ -299,8 +352,10 @@ struct ColumnBackward : BackwardContext<A> {
         }
         if (!applies()) return;
         A *a = coefficient(range) + 3 * cols, *b = a + cols, *k = b + cols;
-        for (int64_t first = 0; first < cols; first += g.K) {
-            const SetStatistics<A> stat = this->dx_statistics(range.n * g.sets_per_n + (range.first + first) / g.K);
+        int64_t set = range.n * g.sets_per_n + range.first / g.K;
+        const double* rstd = reciprocal_stds(kernels, call.var + set, cols / g.K, call.eps);
+        for (int64_t first = 0; first < cols; first += g.K, ++set) {
+            const SetStatistics<A> stat = this->dx_statistics(set, *rstd++);
             double mean_g = 0, mean_g_xhat = 0;
             for (int64_t c = first; c < first + g.K && !call.frozen; ++c) {
                 mean_g += this->gamma_at(range.first + c) * sum_dz[c];
@@ -407,13 +462,20 @@ struct RowBackward : BackwardContext<A> {
             if (chains && pass.grid.ends_chain(row)) { pass.kernels.add_chains(cols, chains, sum_dz, sum_dz_xhat); }
         }
     };
-    // row_sums: [rows][2], the sums of g and g * xhat
-    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const double* row_sums,
+    // The sums of g and g * xhat of a block's rows.
+    struct RowSums {
+        double g[kRowGroup], g_xhat[kRowGroup];
+    };
+    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const RowSums& sums,
                      int64_t col) const {
-        A slope_b[kRowGroup] = {}, slope_k[kRowGroup] = {};
+        A slope_b[kRowGroup], slope_k[kRowGroup];
         const double share = 1 / g.set_size();
-        for (int64_t row = 0; row < b.rows && !call.frozen; ++row) {
-            const Slope<A> slope(double(s.rstd[row]), row_sums[2 * row] * share, row_sums[2 * row + 1] * share);
+        for (int64_t row = 0; row < b.rows; ++row) {
+            if (call.frozen) {
+                slope_b[row] = slope_k[row] = 0;
+                continue;
+            }
+            const Slope<A> slope(double(s.rstd[row]), sums.g[row] * share, sums.g_xhat[row] * share);
             slope_b[row] = slope.b;
             slope_k[row] = slope.k;
         }
@@ -428,9 +490,11 @@ struct RowBackward : BackwardContext<A> {
             RowStatistics<A> s = statistics(row, rows);
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
-            double row_sums[2 * kRowGroup] = {};
-            if (collects()) kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), row_sums, columns.chains);
-            if (call.dx) write_block(b, in, s, row_sums, 0);
+            RowSums sums;
+            if (collects()) {
+                kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), sums.g, sums.g_xhat, columns.chains);
+            }
+            if (call.dx) write_block(b, in, s, sums, 0);
             columns.flush(row + rows);
         });
     }
@@ -442,21 +506,21 @@ struct RowBackward : BackwardContext<A> {
             const RowStatistics<A> s = statistics(row, rows);
             const Inputs in = read(b, s, col);
             double* out = sums + (row * grid.segments + segment) * 2;
-            out[0] = out[1] = 0;
-            kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out, columns.chains);
+            kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(col), out, out + 1, columns.chains);
             columns.flush(row + rows);
         });
     }
     void apply_long(int64_t row, int64_t segment) const {
-        double row_sums[2] = {};
+        RowSums total;
+        total.g[0] = total.g_xhat[0] = 0;
         for (int64_t i = 0; i < grid.segments && collects(); ++i) {
-            row_sums[0] += sums[(row * grid.segments + i) * 2];
-            row_sums[1] += sums[(row * grid.segments + i) * 2 + 1];
+            total.g[0] += sums[(row * grid.segments + i) * 2];
+            total.g_xhat[0] += sums[(row * grid.segments + i) * 2 + 1];
         }
         const Block b = grid.place(row, 1, segment);
         const int64_t col = segment * grid.cols_per_segment;
         const RowStatistics<A> s = statistics(row, 1);
-        write_block(b, read(b, s, col), s, row_sums, col);
+        write_block(b, read(b, s, col), s, total, col);
     }
     void run(const Workers& workers) const {
         if (!call.dx && !totals) return;
@@ -483,7 +547,11 @@ void backward(const NormBackward& call, const Geometry& g, const Workers& worker
     }
     if (g.family == Family::plane) {
         PlaneBackward<A> pass(call, g, workers);
-        pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
+        if (pass.has_lines()) {
+            Lines(g).run(pass.plan, workers, pass);
+        } else {
+            pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
+        }
         pass.reduce();
     } else {
         ColumnBackward<A> pass(call, g, workers);

@@ -114,6 +114,50 @@ struct PlaneForward : ForwardContext<A> {
         return plan.pipelines(this->stream) && collects() && storage.in_place(b, kX) && storage.in_place(b, kY) &&
                !storage.activates_staged();
     }
+    bool has_lines() const {
+        if (this->stream || plan.phased || !plan.resident || !collects() || !applies() || call.keep || !Lines::fit(g)) {
+            return false;
+        }
+        const Block b = Lines::block(g, 0, 0, 1);
+        return storage.in_place(b, kX) && storage.in_place(b, kY) && !storage.activates_staged();
+    }
+    void lines(int64_t sample, int64_t first_set, int64_t sets) {
+        const int64_t count = sets * g.K, first = first_set * g.K, set = sample * g.sets_per_n + first_set;
+        const Block b = Lines::block(g, sample, first, count);
+        const Run<const A> x = storage.read(call.x, kX, b, nullptr);
+        SetScratch& scratch = my_set_scratch();
+        double *center = scratch.partial.take<double>(6 * count), *sum = center + count, *sum_sq = sum + count;
+        double *set_center = sum_sq + count, *set_sum = set_center + count, *set_sum_sq = set_sum + count;
+        kernels.row_centers({sets, g.R}, {x.data, x.stride * g.K, 0}, set_center);
+        for (int64_t i = 0; i < count; ++i) center[i] = set_center[quotient(i, g.K)];
+        kernels.row_moments(b.size(), x, center, sum, sum_sq);
+        for (int64_t s = 0; s < sets; ++s) {
+            set_sum[s] = set_sum_sq[s] = 0;
+            for (int64_t i = s * g.K; i < (s + 1) * g.K; ++i) {
+                set_sum[s] += sum[i];
+                set_sum_sq[s] += sum_sq[i];
+            }
+        }
+        if (!kernels.settle(sets, set_center, set_sum, set_sum_sq, g.set_size(), call.eps, call.mean + set,
+                            call.var + set)) {
+            for (int64_t s = set; s < set + sets; ++s) {
+                if (!(call.var[s] >= 0)) this->put(s, wide(s), g.set_size());
+            }
+        }
+        A *c = scratch.coefficients.take<A>(3 * count), *scale = c + count, *shift = scale + count;
+        const double* rstds = reciprocal_stds(kernels, call.var + set, sets, call.eps);
+        for (int64_t s = 0; s < sets; ++s) {
+            const SetStatistics<A> stat(call.mean[set + s], rstds[s]);
+            for (int64_t i = s * g.K; i < (s + 1) * g.K; ++i) {
+                const Affine<A> z = affine(stat, this->gamma_at(first + i), this->beta_at(first + i));
+                c[i] = z.center;
+                scale[i] = z.scale;
+                shift[i] = z.shift;
+            }
+        }
+        const Run<A> y = storage.target(call.y, kY, b, my_tile<A>(), true, false);
+        kernels.plane_apply(b.size(), x, {c, scale, shift}, 1, storage.fused(), {y.data, y.stride, false});
+    }
     void apply_and_collect(int64_t set, int64_t next, int64_t item) {
         const Affine<A> z = coefficients(set, item);
         const Block b = blocks.block(set, item), next_b = blocks.block(next, item);
@@ -130,7 +174,8 @@ struct PlaneForward : ForwardContext<A> {
         const Block b = blocks.block(set, item);
         Tile<A>& tile = my_tile<A>();
         const Run<const A> x = read_x(b);
-        this->write(b, x, tile, [&](Target<A> y) { kernels.plane_apply(b.size(), x, z, storage.fused(), y); });
+        this->write(b, x, tile,
+                    [&](Target<A> y) { kernels.plane_apply(b.size(), x, addresses(z), 0, storage.fused(), y); });
     }
 };
 
@@ -197,9 +242,10 @@ struct ColumnForward : ForwardContext<A> {
         if (collects()) combine(range, center);
         if (!applies()) return;
         A *scale = center + range.cols, *shift = scale + range.cols;
-        for (int64_t first = 0; first < range.cols; first += g.K) {
-            const int64_t set = range.n * g.sets_per_n + (range.first + first) / g.K;
-            const SetStatistics<A> stat(call.mean[set], call.var[set], call.eps);
+        int64_t set = range.n * g.sets_per_n + range.first / g.K;
+        const double* rstd = reciprocal_stds(kernels, call.var + set, range.cols / g.K, call.eps);
+        for (int64_t first = 0; first < range.cols; first += g.K, ++set) {
+            const SetStatistics<A> stat(call.mean[set], *rstd++);
             for (int64_t c = first; c < first + g.K; ++c) {
                 const Affine<A> z = affine(stat, this->gamma_at(range.first + c), this->beta_at(range.first + c));
                 center[c] = z.center;
@@ -216,6 +262,7 @@ struct ColumnForward : ForwardContext<A> {
             for (int64_t i = 0; i < 2 * cols; ++i) sums[i] += more[i];
         }
         const double rows = double(g.R);
+        if (g.K == 1) return combine_alone(range, center, sums);
         bool all_accepted = true;
         for (int64_t c = 0; c < cols; ++c) {
             const double column[2] = {sums[c], sums[cols + c]};
@@ -239,22 +286,35 @@ struct ColumnForward : ForwardContext<A> {
             const auto between = [&](int64_t from, int64_t to) {
                 return (accepted ? double(center[to]) - double(center[from]) : 0.0) + (means[to] - means[from]);
             };
-            Moments m{mean(first), squares[first]};
-            if (g.K > 1) {
-                double distance = 0, plain = 0;
-                for (int64_t c = first; c < last; ++c) {
-                    distance += between(first, c);
-                    plain += mean(c);
-                }
-                distance /= double(g.K);
-                m = {mean(first) + distance, 0};
-                if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
-                for (int64_t c = first; c < last; ++c) {
-                    const double d = between(first, c) - distance;
-                    m.m2 += squares[c] + rows * d * d;
-                }
+            double distance = 0, plain = 0;
+            for (int64_t c = first; c < last; ++c) {
+                distance += between(first, c);
+                plain += mean(c);
+            }
+            distance /= double(g.K);
+            Moments m{mean(first) + distance, 0};
+            if (m.mean - m.mean != 0) m.mean = plain / double(g.K);  // infinite: a difference would give NaN
+            for (int64_t c = first; c < last; ++c) {
+                const double d = between(first, c) - distance;
+                m.m2 += squares[c] + rows * d * d;
             }
             this->put(range.n * g.sets_per_n + (range.first + first) / g.K, m, g.set_size());
+        }
+    }
+    // The same where each column is a set.
+    void combine_alone(const ColumnRange& range, const A* center, const double* sums) {
+        const int64_t cols = range.cols, set = range.n * g.sets_per_n + range.first;
+        double* centers = my_set_scratch().rstds.take<double>(cols);
+        std::copy_n(center, cols, centers);
+        const double rows = double(g.R);
+        double *mean = call.mean + set, *var = call.var + set;
+        const bool all_accepted = kernels.settle(cols, centers, sums, sums + cols, rows, call.eps, mean, var);
+        for (int64_t c = 0; c < cols; ++c) mean[c] = centers[c] + sums[c] / rows;
+        if (all_accepted) return;
+        Buffer wide_buffer;
+        const double* wide_sums = wide(range, wide_buffer);
+        for (int64_t c = 0; c < cols; ++c) {
+            if (!(var[c] >= 0)) this->put(set + c, {wide_sums[c], wide_sums[cols + c]}, rows);
         }
     }
     const double* wide(const ColumnRange& range, Buffer& buffer) {
@@ -323,16 +383,25 @@ struct RowForward : ForwardContext<A> {
         });
     }
 
-    // Statistics of a block's rows from sums about their centers.
-    void settle(int64_t row, const Block& b, Run<const A> x, const double* centers, const double* sums) {
+    // Sums of a block's rows about their centers.
+    struct RowSums {
+        double centers[kRowGroup], sum[kRowGroup], sum_sq[kRowGroup];
+    };
+    // The rows' statistics from their sums.
+    void settle(int64_t row, const Block& b, Run<const A> x, const RowSums& sums) {
+        const double count = g.set_size();
+        if (kernels.settle(b.rows, sums.centers, sums.sum, sums.sum_sq, count, call.eps, call.mean + row,
+                           call.var + row)) {
+            return;
+        }
         for (int64_t i = 0; i < b.rows; ++i) {
-            Moments m;
-            if (!accept<A>(centers[i], sums + 2 * i, g.set_size(), call.eps, m)) {
-                m = sum_wide(g.set_size(), [&](double center, double* wide) {
-                    kernels.plane_moments_wide({1, b.cols}, {x.data + i * x.stride, 0, 0}, center, wide);
-                });
-            }
-            this->put(row + i, m, g.set_size());
+            if (call.var[row + i] >= 0) continue;
+            this->put(row + i,
+                      sum_wide(count,
+                               [&](double center, double* wide) {
+                                   kernels.plane_moments_wide({1, b.cols}, {x.data + i * x.stride, 0, 0}, center, wide);
+                               }),
+                      count);
         }
     }
     void short_rows(int64_t chunk) {
@@ -340,10 +409,10 @@ struct RowForward : ForwardContext<A> {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, my_tile<A>().x);
             if (collects()) {
-                double centers[kRowGroup], sums[2 * kRowGroup] = {};
-                kernels.row_centers(b.size(), x, centers);
-                kernels.row_moments(b.size(), x, centers, sums);
-                settle(row, b, x, centers, sums);
+                RowSums sums;
+                kernels.row_centers(b.size(), x, sums.centers);
+                kernels.row_moments(b.size(), x, sums.centers, sums.sum, sums.sum_sq);
+                settle(row, b, x, sums);
             }
             if (applies()) write_block(row, b, x, 0);
         });
@@ -360,20 +429,20 @@ struct RowForward : ForwardContext<A> {
         grid.for_blocks(chunk, [&](int64_t row, int64_t rows) {
             const Block b = grid.place(row, rows, 0);
             const Run<const A> x = storage.read(call.x, kX, b, nullptr);
-            double centers[kRowGroup], sums[2 * kRowGroup] = {};
-            kernels.row_centers(b.size(), x, centers);
+            RowSums sums;
+            kernels.row_centers(b.size(), x, sums.centers);
             if (previous_row < 0 || previous.rows != rows) {
                 if (previous_row >= 0) finish_rows(previous_row, previous);
-                kernels.row_moments(b.size(), x, centers, sums);
+                kernels.row_moments(b.size(), x, sums.centers, sums.sum, sums.sum_sq);
             } else {
                 const RowStatistics<A> s(kernels, call.mean + previous_row, call.var + previous_row, rows, call.eps);
                 const Run<const A> from = storage.read(call.x, kX, previous, nullptr);
                 const Run<A> to = storage.target(call.y, kY, previous, my_tile<A>(), true, false);
                 this->keep(previous, from);
                 kernels.row_apply_moments(b.size(), from, s, this->parameters_from(0), storage.fused(),
-                                          {to.data, to.stride, true}, {x.data, centers, sums});
+                                          {to.data, to.stride, true}, {x.data, sums.centers, sums.sum, sums.sum_sq});
             }
-            settle(row, b, x, centers, sums);
+            settle(row, b, x, sums);
             previous = b;
             previous_row = row;
         });
@@ -426,6 +495,7 @@ template <class A>
 void forward(const NormForward& call, const Geometry& g, const Workers& workers) {
     if (g.family == Family::plane) {
         PlaneForward<A> pass(call, g, workers);
+        if (pass.has_lines()) return Lines(g).run(pass.plan, workers, pass);
         pass.pipelines() ? run_pipelined(pass.plan, workers, pass) : run(pass.plan, workers, pass);
     } else if (g.family == Family::column) {
         ColumnForward<A> pass(call, g, workers);

@@ -24,7 +24,7 @@ constexpr int64_t kChunkRows = 64;       // minimum number of rows per partial s
 constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per column, and of groups of samples
 constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
 constexpr int64_t kCenterElements = 64;  // for planes and long rows: of this many elements
-constexpr int64_t kRowGroup = 8;         // short rows processed together
+constexpr int64_t kRowGroup = 16;        // short rows processed together; not more than kColumnRows
 
 // ---- scratch -------------------------------------------------------------------------------------------------------
 
@@ -33,15 +33,15 @@ struct CallScratch {
 };
 inline CallScratch& my_call_scratch() { return kept_by_thread<CallScratch>(); }
 struct SetScratch {
-    Buffer partial, coefficients;
+    Buffer partial, coefficients, rstds;
 };
 inline SetScratch& my_set_scratch() { return kept_by_thread<SetScratch>(); }
 
 inline void trim_scratch() {
     CallScratch& call = my_call_scratch();
     SetScratch& set = my_set_scratch();
-    for (Buffer* b :
-         {&call.partial, &call.totals, &call.coefficients, &call.centers, &set.partial, &set.coefficients}) {
+    for (Buffer* b : {&call.partial, &call.totals, &call.coefficients, &call.centers, &set.partial, &set.coefficients,
+                      &set.rstds}) {
         b->trim();
     }
 }
@@ -152,7 +152,7 @@ struct RowGrid {
         rows_per_block = 1;  // or another power of two, so that blocks end where chains do
         while (rows_per_block < kRowGroup && 2 * rows_per_block * cols <= most) rows_per_block *= 2;
         const int64_t least = g.N <= 128 ? 16 : 32;
-        rows_per_chunk = ceil_div(std::max(least, ceil_div(g.N, kMaxParts)), kRowGroup) * kRowGroup;
+        rows_per_chunk = ceil_div(std::max(least, ceil_div(g.N, kMaxParts)), 8) * 8;
         chunks = ceil_div(g.N, rows_per_chunk);
     }
     bool is_long() const { return segments > 1; }
@@ -244,6 +244,45 @@ struct PlaneBlocks {
     // The distance to the set's next block: a channel's runs are far apart, and the hardware prefetcher misses them.
     int64_t ahead(int64_t set, int64_t item, const Block& b) const {
         return item + 1 < items() ? block(set, item + 1).offset.at[kX] - b.offset.at[kX] : 0;
+    }
+};
+
+// Planes that are one run each, several at a time: as rows of a block, each with the coefficients of its channel. A
+// plane is too short for what a pass over it costs besides.
+struct Lines {
+    int64_t sets, batches, per_set;  // whole sets of a batch, at most; batches of a sample; lines of a set
+
+    explicit Lines(const Geometry& g) : per_set(g.K) {
+        constexpr int64_t enough = 16;
+        sets = std::max<int64_t>(1, std::min(enough / g.K, kTile / (g.K * g.R)));
+        batches = ceil_div(g.sets_per_n, sets);
+    }
+    // Shorter ones have less than kCenterElements to take their center from.
+    static bool fit(const Geometry& g) {
+        return g.r.size == 1 && g.c.size <= 1 && g.R >= kCenterElements && g.R <= kTile;
+    }
+    // The channels from `channel` on.
+    static Block block(const Geometry& g, int64_t sample, int64_t channel, int64_t lines) {
+        Block b;
+        b.offset.add(g.n, g.n.size, sample);
+        b.rows = lines;
+        b.cols = g.R;
+        b.col_axes = &g.r;
+        if (g.c.size) {
+            b.row_axis = &g.c.axis[0];
+            b.offset.add(*b.row_axis, channel);
+        }
+        return b;
+    }
+    // Calls pass.lines(sample, first set, sets) for every batch.
+    template <class Pass>
+    void run(const Plan& plan, const Workers& workers, Pass& pass) const {
+        workers.each(plan.groups * batches, [&](int64_t i) {
+            const int64_t first = i / batches * plan.group_size, set = i % batches * sets;
+            for (int64_t n = first; n < std::min(first + plan.group_size, plan.N); ++n) {
+                pass.lines(n, set, std::min(sets, plan.sets_per_n - set));
+            }
+        });
     }
 };
 
@@ -409,19 +448,32 @@ Moments sum_wide(double count, const Sum& sum) {
 template <class A>
 struct SetStatistics : Standardization<A> {
     double exact_rstd, exact_offset;  // in double, so that values derived from them are rounded only once
-    SetStatistics(double mean, double var, double eps) {
+    SetStatistics(double mean, double var, double eps) : SetStatistics(mean, 1 / sqrt(var + eps)) {}
+    SetStatistics(double mean, double rstd) {
         this->center = A(mean);
-        exact_rstd = 1 / sqrt(var + eps);
+        exact_rstd = rstd;
         exact_offset = (double(this->center) - mean) * exact_rstd;
         this->rstd = A(exact_rstd);
         this->offset = A(exact_offset);
     }
 };
 
+template <class A>
+Affine<const A*> addresses(const Affine<A>& z) {
+    return {&z.center, &z.scale, &z.shift};
+}
 // The coefficients of a channel's z. Backward recomputes z with the same bits as forward.
 template <class A>
 Affine<A> affine(const SetStatistics<A>& s, double gamma, double beta) {
     return {s.center, A(gamma * s.exact_rstd), A(beta + gamma * s.exact_offset)};
+}
+
+// 1 / std of sets, several at a time. Valid until the thread's next call.
+template <class A>
+const double* reciprocal_stds(const NormKernels<A>& kernels, const double* var, int64_t sets, double eps) {
+    double* rstds = my_set_scratch().rstds.take<double>(sets);
+    kernels.reciprocal_std(sets, var, eps, rstds);
+    return rstds;
 }
 
 template <class A>

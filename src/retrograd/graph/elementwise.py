@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+import retrograd.graph as G
+
 from .. import _core
 from ..ops._types import Array
 from .operation import Operation, Spec
@@ -133,7 +135,7 @@ def _declare(
 
 
 _KINDS: Final = {"f": "floats", "i": "integers", "fi": "numbers", "fib": "numbers or bools", "b": "bools"}
-_FLAT: Final = "its derivative is 0 wherever it has one"
+_BOOLS: Final = "bools have no derivative"
 
 
 def _call(operation: Operation, operands: Sequence[Operand]) -> Tensor:
@@ -319,7 +321,7 @@ greater_equal = _comparison("greater_equal")
 
 
 def _logical(name: str, arity: int) -> Callable[..., Tensor]:
-    operation = _declare(name, None, result=BOOL, kinds="b", why_not="bools have no derivative")
+    operation = _declare(name, None, result=BOOL, kinds="b", why_not=_BOOLS)
 
     def function(*operands: Operand) -> Tensor:
         if len(operands) != arity:
@@ -388,10 +390,9 @@ def _unary(
     kinds: str = "f",
     result: np.dtype[Any] | None = None,
 ) -> _Unary:
-    flat = derivative is None
-    operation = _declare(
-        name, None if flat else (derivative,), engine=engine, kinds=kinds, result=result, why_not=_FLAT if flat else ""
-    )
+    """Without a derivative, the result is bools."""
+    derivatives = None if derivative is None else (derivative,)
+    operation = _declare(name, derivatives, engine=engine, kinds=kinds, result=result, why_not=_BOOLS)
 
     def function(x: Operand) -> Tensor:
         return _call(operation, (x,))
@@ -401,9 +402,14 @@ def _unary(
     return function
 
 
+def _zero(g: Tensor, y: Tensor, x: Tensor) -> Tensor:
+    """The derivative of a function of steps: zeros even where g is NaN."""
+    return G.zeros(x.shape, x.dtype)
+
+
 negative = _unary("negative", lambda g, y, x: -g, "``-x``", engine="neg", kinds="fi")
 absolute = _unary("absolute", lambda g, y, x: g * sign(x), "``|x|``", engine="abs", kinds="fi")
-sign: _Unary = _unary("sign", None, "-1, 0 or 1", kinds="fi")
+sign: _Unary = _unary("sign", _zero, "-1, 0 or 1", kinds="fi")
 square = _unary("square", lambda g, y, x: g * (x * 2.0), "``x * x``")
 sqrt = _unary("sqrt", lambda g, y, x: g * 0.5 / y, "The square root.")
 rsqrt = _unary("rsqrt", lambda g, y, x: g * (y * y * y * -0.5), "``1 / sqrt(x)``")
@@ -430,10 +436,10 @@ arctanh = _unary("arctanh", lambda g, y, x: g / (1.0 - x * x), "The inverse of t
 erf = _unary("erf", lambda g, y, x: g * (exp(-(x * x)) * _ERF_SLOPE), "The error function.")
 sigmoid = _unary("sigmoid", lambda g, y, x: g * (y * (1.0 - y)), "``1 / (1 + exp(-x))``")
 relu = _unary("relu", lambda g, y, x: where(x > 0.0, g, 0.0), "``max(x, 0)``; its derivative at 0 is 0.")
-floor: _Unary = _unary("floor", None, "The largest integer that is not above x.")
-ceil = _unary("ceil", None, "The smallest integer that is not below x.")
-round = _unary("round", None, "The nearest integer; halves to the even one.")
-trunc: _Unary = _unary("trunc", None, "x without its fraction.")
+floor: _Unary = _unary("floor", _zero, "The largest integer that is not above x.")
+ceil = _unary("ceil", _zero, "The smallest integer that is not below x.")
+round = _unary("round", _zero, "The nearest integer; halves to the even one.")
+trunc: _Unary = _unary("trunc", _zero, "x without its fraction.")
 _sign_bit: _Unary = _unary("signbit", None, "", engine="sign_bit", result=BOOL)
 isnan: _Unary = _unary("isnan", None, "Whether x is NaN, as bools.", engine="is_nan", result=BOOL)
 isinf = _unary("isinf", None, "Whether x is infinite, as bools.", engine="is_inf", result=BOOL)

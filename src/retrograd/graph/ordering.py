@@ -168,14 +168,14 @@ def top_k(x: Operand, k: int, *, largest: bool = True, axis: int = -1) -> TopK:
 
 def sort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     """The elements in order along an axis; the gradient goes back to where they were."""
-    return _sorted(x, axis, descending).values
+    return _sorted("sort", x, axis, descending).values
 
 
 def argsort(x: Operand, axis: int = -1, descending: bool = False) -> Tensor:
     """The int64 indices that put the elements in order along an axis; of equal ones the first is first."""
-    return _sorted(x, axis, descending).indices
+    return _sorted("argsort", x, axis, descending).indices
 
 
-def _sorted(x: Operand, axis: int, descending: bool) -> TopK:
-    tensor, number = _along("sort", x, axis)
+def _sorted(name: str, x: Operand, axis: int, descending: bool) -> TopK:
+    tensor, number = _along(name, x, axis)
     return top_k(tensor, tensor.shape[number], largest=descending, axis=number)

@@ -201,7 +201,10 @@ def l1_norm(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = Fals
 
 
 def l2_norm(x: Operand, axis: Axes | Sequence[int] = None, keepdims: bool = False) -> Tensor:
-    """``sqrt(sum(x**2))``; its gradient is 0 where it is 0."""
+    """``sqrt(sum(x**2))``; its gradient is 0 where it is 0.
+
+    The squares are not scaled: of float32, elements above 1.8e19 give infinity, and some below 1e-19 lose digits.
+    """
     total = sum_of_squares(x, axis, keepdims=keepdims)
     zero = G.equal(total, 0.0)
     return G.where(zero, 0.0, G.sqrt(G.where(zero, 1.0, total)))

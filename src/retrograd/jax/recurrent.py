@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +49,32 @@ class RnnOutput(NamedTuple):
     hn: jax.Array
 
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Arguments of the array functions that these do not have.
+_ABSENT: Final = {
+    "table": "x holds the inputs themselves; pass table[x], which has a gradient",
+    "batch_sizes": "pass lengths, one per sample",
+    "training": "jax.grad saves what backward needs, and nothing else does; dropout and zoneout are arguments",
+    "recompute": "jax.checkpoint recomputes what backward needs",
+    "cache": "XLA keeps the memory of caches",
+    "out": "results are new arrays; jax.jit with donate_argnums reuses memory",
+}
+
+
+def _with_reasons(function: _Function) -> _Function:
+    """Say of arguments that only the array function has what there is instead."""
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        for name in options.keys() & _ABSENT.keys():
+            raise ArgumentTypeError(name, f"{{argument}} is not an argument under JAX: {_ABSENT[name]}")
+        return function(*arguments, **options)
+
+    return cast(_Function, call)
+
+
 @named
+@_with_reasons
 def lstm(
     x: Any,
     weights: Any,
@@ -96,6 +122,7 @@ def lstm(
 
 
 @named
+@_with_reasons
 def gru(
     x: Any,
     weights: Any,
@@ -129,6 +156,7 @@ def gru(
 
 
 @named
+@_with_reasons
 def rnn(
     x: Any,
     weights: Any,

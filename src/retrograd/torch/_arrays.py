@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..ops import _threads
-from ..ops._buffers import array_of_tensor, storage_fault, tensor_of_array
-from ..ops._memory import LARGE
-from ..ops._memory import empty_like as empty_array_like
+from ..ops._buffers import array_of_tensor, storage_fault
+from ..ops._memory import LARGE, empty
 from ..ops._types import Array
 
-_SMALL: Final = 1 << 13  # bytes
+_BYTES: Final = np.dtype(np.uint8)
+_CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of axes
 _HALF: Final = (torch.bfloat16, torch.float16)
 
 
@@ -45,23 +45,28 @@ def in_float(tensor: Tensor, function: str, name: str) -> Tensor:
     return tensor.float()
 
 
-def empty_like(x: Tensor, data: Array) -> tuple[Tensor, Array]:
-    """A new tensor in the memory format of x, whose array is `data`; and the new one's array.
+def dense(tensor: Tensor, function: str, name: str, channels_last: bool = False) -> Tensor:
+    """The tensor, or a copy, in dense memory that its address describes: contiguous, or with the channels last."""
+    if not channels_last and tensor.is_contiguous():
+        # The usual tensor fills its storage. PyTorch does not check, and reads outside of a smaller one.
+        if tensor.storage_offset() or len(tensor.untyped_storage()) < tensor.nbytes:
+            check_storage(tensor, function, name)
+        return tensor.resolve_neg() if tensor.is_neg() else tensor
+    check_storage(tensor, function, name)
+    form = _CHANNELS_LAST[tensor.dim()] if channels_last else torch.contiguous_format
+    return tensor.contiguous(memory_format=form).resolve_neg()
 
-    A large one reuses the memory of an earlier one: PyTorch would take fresh memory, which the system clears first. A
-    small one comes from NumPy, which takes half the time. Between them the alignment of PyTorch's memory matters.
+
+def empty_like(x: Tensor) -> Tensor:
+    """A new tensor with the strides of x, which is dense.
+
+    A large one reuses the memory of an earlier one: PyTorch would take fresh memory, which the system clears first.
     """
-    size = data.nbytes
-    if size >= LARGE:
-        memory = empty_array_like(data)
-        if memory.strides == data.strides:  # otherwise x has gaps, and PyTorch chooses the new strides
-            return tensor_of_array(memory), memory
-    elif size <= _SMALL and x.dtype is torch.float32:
-        memory = np.empty_like(data)
-        if memory.strides == data.strides:
-            return torch.from_numpy(memory), memory
-    new = torch.empty_like(x)
-    return new, array(new, "empty_like", "result")
+    size = x.nbytes
+    if size < LARGE:
+        return torch.empty_like(x)
+    memory = torch.from_numpy(empty((size,), _BYTES))
+    return x.new_empty(0).set_(memory.untyped_storage(), 0, x.shape, x.stride())  # a view could not change in place
 
 
 def is_half(tensor: Tensor) -> bool:

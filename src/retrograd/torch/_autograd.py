@@ -6,6 +6,7 @@ microseconds longer than calling a Function, so plain tensors in eager mode use 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -28,6 +29,11 @@ def is_eager(x: Tensor) -> bool:
     )
 
 
+def is_plain(tensor: Tensor | None) -> bool:
+    """Whether a parameter is an ordinary CPU tensor, or missing."""
+    return tensor is None or (type(tensor) in _PLAIN and tensor.is_cpu)
+
+
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """The function's `apply` without its check for transforms, which `is_eager` has made in less time."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
@@ -44,7 +50,21 @@ def check_traceable(function: str, x: Tensor) -> None:
     """Raise for a tensor that the operators cannot take."""
     check_device(function, x)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        raise NotImplementedError(f"{function}: retrograd has no torch.func transforms; use torch.autograd or torch.nn")
+        raise UseTorch(f"{function}: retrograd has no torch.func transforms; use torch.autograd or torch.nn")
+
+
+class UseTorch(NotImplementedError):
+    """What retrograd does not compute and PyTorch's layer does."""
+
+
+_warned: Final[set[str]] = set()
+
+
+def warn_of_torch(reason: UseTorch) -> None:
+    """Say once per reason that PyTorch's layer runs instead."""
+    if not torch.compiler.is_compiling() and str(reason) not in _warned:
+        _warned.add(str(reason))
+        warnings.warn(f"{reason}. PyTorch's own computes this call", RuntimeWarning, stacklevel=4)
 
 
 def differentiate_once(function: str, backward: Callable[..., Any], *tensors: Tensor | None) -> Any:

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
-from ..ops._norm_problem import NormKind, NormProblem, norm_problem
+from ..ops._call import Reason, Refusal
+from ..ops._norm_problem import NormKind, NormProblem, as_statistics, norm_problem
 from ..ops._types import Array
 from ..ops.activation import ACTIVATIONS, Activation
 from ..ops.normalization import (
     BareNormCache,
     NormCache,
-    NormGradients,
     NormStatistics,
     RunningUpdate,
-    run_backward,
-    run_forward,
     update_running,
 )
-from ._arrays import array, empty_like, in_float, is_half, num_threads
+from ._arrays import array, dense, empty_like, in_float, is_half, num_threads
 
 _DTYPES: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 GRADIENT: Final = "the gradient of the output"
+_NAMES: Final = {"x": "input", "gamma": "weight", "beta": "bias", "dy": GRADIENT}  # PyTorch's
 
 
 class Norm(NamedTuple):
@@ -73,59 +73,158 @@ class Running(NamedTuple):
     batches: Tensor | None
 
 
-def forward(norm: Norm, running: Running | None, given: NormStatistics | None = None) -> tuple[Tensor, BareNormCache]:
-    """Normalize x by its statistics, or by those `given`, which it is a part of, or by constants."""
-    problem = norm.problem
-    data, gamma, beta = arrays_of(norm.kind, *norm[:3])
-    mean = var = None
-    count, frozen = problem.set_size, False
+class Saved(NamedTuple):
+    """What backward needs besides tensors."""
+
+    problem: NormProblem
+    statistics: Array
+    given: bool
+    frozen: bool  # gradients do not flow through the statistics
+    channels_last: bool  # the order of the axes in memory
+
+    def cache(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
+        """The cache of the array functions, from the tensors that were saved."""
+        kind = self.problem.kind
+        arrays = [None if tensor is None else array(tensor, kind, "input or output") for tensor in (x, y)]
+        parameters = [
+            None if tensor is None else array(in_float(tensor, kind, name), kind, name)
+            for tensor, name in ((weight, "weight"), (bias, "bias"))
+        ]
+        assert arrays[0] is not None
+        return BareNormCache(*self[:4]).with_arrays(arrays[0], arrays[1], *parameters)
+
+
+_new_saved: Final[Callable[[tuple[Any, ...]], Saved]] = partial(tuple.__new__, Saved)
+
+
+def forward(norm: Norm, running: Running | None, given: NormStatistics | None = None) -> tuple[Tensor, Tensor, Saved]:
+    """Normalize x by its statistics, or by those `given`, which it is a part of, or by constants.
+
+    Returns y, the input in dense memory and what else backward needs. The results of a layer or instance norm are
+    contiguous, and those of others in the memory format that x suggests, as PyTorch's are.
+    """
+    x, weight, bias, constant_mean, constant_var, kind = norm[:6]
+    problem = problem_of(x.shape, x.dtype, *norm[5:])
+    channels_last = has_channels_last(x, kind)
+    x = dense(x, kind, "input", channels_last)
+    weight, bias = _parameter(norm, problem, weight, "weight"), _parameter(norm, problem, bias, "bias")
+    count, frozen, has_statistics = problem.set_size, False, True
     if given is not None:
         count, mean, var = given
-    elif norm.mean is not None and norm.var is not None:
+        statistics = as_statistics(problem, mean, var)
+    elif constant_mean is not None and constant_var is not None:
         # An instance norm has statistics for each sample.
-        constants = _running_arrays(norm.kind, norm.mean, norm.var)
-        mean, var = (np.broadcast_to(s, problem.statistics_shape) for s in constants)
+        constants = _running_arrays(kind, constant_mean, constant_var)
+        statistics = as_statistics(problem, *(np.broadcast_to(s, problem.statistics_shape) for s in constants))
         frozen = True
-    y, out = empty_like(norm.x, data)
-    cache = run_forward(problem, data, gamma, beta, mean, var, frozen, out, None, num_threads())[1]
+    else:
+        statistics, has_statistics = np.empty(problem.cache_shape), False
+    y = empty_like(x)
+    if problem.engine is not None:
+        refusal = problem.engine.forward_at(
+            x.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            statistics,
+            has_statistics,
+            channels_last,
+            num_threads() or 0,
+        )
+        if refusal is not None:
+            _raise_refusal(kind, refusal)
+    elif not has_statistics:
+        statistics.fill(0.0)
     if running is not None:
-        update(norm.kind, running, cache.statistics, count)
-    return y, cache.without_arrays()
+        update(kind, running, statistics, count)
+    return y, x, _new_saved((problem, statistics, has_statistics, frozen, channels_last))
 
 
-def saved_for_backward(norm: Norm, y: Tensor, needs_y: bool) -> tuple[Tensor | None, ...]:
+def saved_for_backward(norm: Norm, x: Tensor, y: Tensor, needs_y: bool) -> tuple[Tensor | None, ...]:
     """The tensors that backward needs: y or the bias only for the slope of an activation."""
     bias = None if needs_y or norm.activation == "identity" else norm.bias
-    return norm.x, norm.weight, bias, y if needs_y else None
-
-
-def cache_of(bare: BareNormCache, x: Tensor, weight: Tensor | None, bias: Tensor | None, y: Tensor | None) -> NormCache:
-    """The cache of the forward pass, from the tensors that were saved."""
-    kind = bare.problem.kind
-    data, gamma, beta = arrays_of(kind, x, weight, bias)
-    return bare.with_arrays(data, None if y is None else array(y, kind, "the output"), gamma, beta)
+    return x, norm.weight, bias, y if needs_y else None
 
 
 def backward(
     need: Sequence[bool],
-    bare: BareNormCache,
+    saved: Saved,
     dy: Tensor,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     y: Tensor | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    problem, cache = bare.problem, cache_of(bare, x, weight, bias, y)
-    dx, out = empty_like(x, cache.x) if need[0] else (None, None)
-    dweight = np.empty(problem.parameter_shape, problem.arithmetic) if need[1] else None
-    dbias = np.empty(problem.parameter_shape, problem.arithmetic) if need[2] else None
-    outgoing = array(dy, problem.kind, GRADIENT)
-    run_backward(problem, outgoing, cache, NormGradients(out, dweight, dbias), False, num_threads() or 0)
-    return (
-        dx,
-        None if dweight is None else torch.from_numpy(dweight),
-        None if dbias is None else torch.from_numpy(dbias),
+    problem, statistics, given, frozen, channels_last = saved
+    kind, engine = problem.kind, problem.engine
+    dy, x = dense(dy, kind, GRADIENT, channels_last), dense(x, kind, "input", channels_last)
+    y = None if y is None else dense(y, kind, "the output", channels_last)
+    if weight is not None:
+        weight = dense(in_float(weight, kind, "weight"), kind, "weight")
+    if bias is not None:
+        bias = dense(in_float(bias, kind, "bias"), kind, "bias")
+    dx = empty_like(x) if need[0] else None
+    like = weight  # PyTorch makes a tensor like another in less time
+    if like is None and (need[1] or need[2]):
+        dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+        like = torch.empty(problem.parameter_shape, dtype=dtype)
+    dweight = torch.empty_like(like) if like is not None and need[1] else None
+    dbias = torch.empty_like(like) if like is not None and need[2] else None
+    if engine is None:
+        for empty_sum in (dweight, dbias):
+            if empty_sum is not None:
+                empty_sum.zero_()
+        return dx, dweight, dbias
+    refusal = engine.backward_at(
+        dy.data_ptr(),
+        x.data_ptr(),
+        0 if y is None else y.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        statistics,
+        given,
+        frozen,
+        0 if dx is None else dx.data_ptr(),
+        0 if dweight is None else dweight.data_ptr(),
+        0 if dbias is None else dbias.data_ptr(),
+        channels_last,
+        num_threads() or 0,
     )
+    if refusal is not None:
+        _raise_refusal(kind, refusal)
+    return dx, dweight, dbias
+
+
+def has_channels_last(x: Tensor, kind: NormKind) -> bool:
+    """Whether PyTorch's layer would return a result with the channels last."""
+    if kind in ("layer_norm", "instance_norm") or x.is_contiguous() or x.dim() not in (4, 5):
+        return False
+    return suggest_memory_format(x) is not torch.contiguous_format
+
+
+def empty_result(x: Tensor, kind: NormKind) -> Tensor:
+    """An uninitialized y or dx, by shape and strides."""
+    form = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    return torch.empty_like(x, memory_format=form if has_channels_last(x, kind) else torch.contiguous_format)
+
+
+def _parameter(norm: Norm, problem: NormProblem, tensor: Tensor | None, name: str) -> Tensor | None:
+    """Weight or bias, checked, in dense memory and the dtype of the arithmetic."""
+    if tensor is None:
+        return None
+    if tensor.shape != problem.parameter_shape or tensor.dtype is not norm.x.dtype:
+        check(norm)
+        tensor = in_float(tensor, norm.kind, name)
+    elif is_half(tensor):
+        tensor = in_float(tensor, norm.kind, name)
+    return dense(tensor, norm.kind, name)
+
+
+def _raise_refusal(kind: NormKind, refusal: Refusal) -> NoReturn:
+    what = (
+        "is not aligned to its elements" if refusal.reason is Reason.layout else f"was refused: {refusal.reason.name}"
+    )
+    raise ValueError(f"{kind}: {_NAMES.get(refusal.argument, refusal.argument)} {what}")
 
 
 def update(function: str, running: Running, statistics: Array, count: int) -> None:
@@ -151,20 +250,6 @@ def _running_arrays(function: str, mean: Tensor, var: Tensor) -> tuple[Array, Ar
     return (
         array(in_float(mean, function, "running_mean"), function, "running_mean"),
         array(in_float(var, function, "running_var"), function, "running_var"),
-    )
-
-
-def arrays_of(
-    function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None
-) -> tuple[Array, Array | None, Array | None]:
-    """The arrays of a layer. With half-precision data, half-precision parameters are converted to float32."""
-    if is_half(x):
-        weight = None if weight is None else in_float(weight, function, "weight")
-        bias = None if bias is None else in_float(bias, function, "bias")
-    return (
-        array(x, function, "input"),
-        None if weight is None else array(weight, function, "weight"),
-        None if bias is None else array(bias, function, "bias"),
     )
 
 

@@ -8,11 +8,34 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as plain
 
-from ..ops.normalization import BareNormCache
 from ._arrays import array, is_half
-from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
-from ._norm import Norm, Running, backward, check, check_running, forward, saved_for_backward, update
+from ._autograd import (
+    UseTorch,
+    apply_of,
+    check_traceable,
+    define,
+    differentiate,
+    differentiate_once,
+    is_eager,
+    is_plain,
+    warn_of_torch,
+)
+from ._norm import (
+    GRADIENT,
+    Norm,
+    Running,
+    Saved,
+    backward,
+    check,
+    check_running,
+    empty_result,
+    forward,
+    has_channels_last,
+    saved_for_backward,
+    update,
+)
 
 
 def normalize(norm: Norm, running: Running | None = None) -> Tensor:
@@ -22,8 +45,14 @@ def normalize(norm: Norm, running: Running | None = None) -> Tensor:
         check_running(norm.kind, x, running.mean, running.var)
     elif mean is not None and var is not None:
         check_running(norm.kind, x, mean, var)
-    if not is_eager(x):
-        check_traceable(norm.kind, x)
+    if not (is_eager(x) and is_plain(weight) and is_plain(bias)):
+        try:
+            check_traceable(norm.kind, x)
+        except UseTorch as reason:
+            if norm.activation != "identity":
+                raise
+            warn_of_torch(reason)
+            return _through_torch(norm, running)
         return _through_operators(norm, running)
     try:
         if torch.is_grad_enabled() and (
@@ -39,6 +68,22 @@ def normalize(norm: Norm, running: Running | None = None) -> Tensor:
         raise
 
 
+def _through_torch(norm: Norm, running: Running | None) -> Tensor:
+    """PyTorch's function of the same arguments."""
+    x, weight, bias, mean, var, kind, axis, groups, eps = norm[:9]
+    if kind == "layer_norm":
+        return plain.layer_norm(x, x.shape[axis:], weight, bias, eps)
+    if kind == "group_norm":
+        return plain.group_norm(x, groups, weight, bias, eps)
+    function = plain.batch_norm if kind == "batch_norm" else plain.instance_norm
+    if running is None:
+        return function(x, mean, var, weight, bias, mean is None, 0.0, eps)
+    momentum = running.momentum
+    if momentum is None:
+        momentum = 0.0 if running.batches is None else 1.0 / (int(running.batches) + 1)
+    return function(x, running.mean, running.var, weight, bias, True, momentum, eps)
+
+
 # ---- eager tensors ---------------------------------------------------------------------------------------------------
 
 
@@ -47,17 +92,17 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: Norm, running: Running | None
     ) -> Tensor:
-        y, ctx.cache = forward(norm, running)
-        ctx.save_for_backward(*saved_for_backward(norm, y, ctx.cache.problem.needs_y))
+        y, dense, ctx.saved = forward(norm, running)
+        ctx.save_for_backward(*saved_for_backward(norm, dense, y, ctx.saved.problem.needs_y))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        cache: BareNormCache = ctx.cache
+        saved: Saved = ctx.saved
         if torch.is_grad_enabled():
-            again = partial(backward, ctx.needs_input_grad, cache)
-            return *differentiate_once(cache.problem.kind, again, dy, *ctx.saved_tensors), None, None
-        dx, dweight, dbias = backward(ctx.needs_input_grad, cache, dy, *ctx.saved_tensors)
+            again = partial(backward, ctx.needs_input_grad, saved)
+            return *differentiate_once(saved.problem.kind, again, dy, *ctx.saved_tensors), None, None
+        dx, dweight, dbias = backward(ctx.needs_input_grad, saved, dy, *ctx.saved_tensors)
         return dx, dweight, dbias, None, None
 
 
@@ -78,8 +123,8 @@ def _through_operators(norm: Norm, running: Running | None) -> Tensor:
 
 
 def _norm_kernel(*arguments: Any) -> tuple[Tensor, Tensor]:
-    y, cache = forward(Norm(*arguments), None)
-    return y, torch.from_numpy(cache.statistics)
+    y, _, saved = forward(Norm(*arguments), None)
+    return y, torch.from_numpy(saved.statistics)
 
 
 def _norm_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -92,7 +137,7 @@ def _norm_shapes(*arguments: Any) -> tuple[Tensor, Tensor]:
         "layer_norm": x.shape[: norm.axis],
         "group_norm": (x.shape[0], norm.groups),
     }
-    return torch.empty_like(x), x.new_empty((2, *sets[norm.kind]), dtype=torch.float64)
+    return empty_result(x, norm.kind), x.new_empty((2, *sets[norm.kind]), dtype=torch.float64)
 
 
 def _backward_arguments(arguments: Sequence[Any]) -> tuple[Norm, Tensor | None, Tensor, Sequence[bool], bool]:
@@ -103,8 +148,20 @@ def _backward_arguments(arguments: Sequence[Any]) -> tuple[Norm, Tensor | None, 
 
 def _backward_kernel(dy: Tensor, *arguments: Any) -> list[Tensor]:
     norm, y, statistics, need, frozen = _backward_arguments(arguments)
-    cache = BareNormCache(norm.problem, array(statistics, "norm", "statistics"), frozen, frozen)
-    return [gradient for gradient in backward(need, cache, dy, *norm[:3], y) if gradient is not None]
+    x = norm.x
+    if dy.shape != x.shape or dy.dtype is not x.dtype:
+        raise ValueError(
+            f"{norm.kind}: {GRADIENT} has shape {tuple(dy.shape)} and dtype {dy.dtype}, expected {tuple(x.shape)} and "
+            f"{x.dtype}"
+        )
+    saved = Saved(
+        norm.problem,
+        array(statistics, "norm", "statistics"),
+        frozen,
+        frozen,
+        has_channels_last(norm.x, norm.kind),
+    )
+    return [gradient for gradient in backward(need, saved, dy, *norm[:3], y) if gradient is not None]
 
 
 def _backward_shapes(dy: Tensor, *arguments: Any) -> list[Tensor]:
@@ -112,13 +169,13 @@ def _backward_shapes(dy: Tensor, *arguments: Any) -> list[Tensor]:
     x = norm.x
     dtype = torch.float32 if is_half(x) else x.dtype
     parameters = [x.new_empty(norm.channel_shape, dtype=dtype) for needed in need[1:] if needed]
-    return [torch.empty_like(x), *parameters] if need[0] else parameters
+    return [empty_result(x, norm.kind), *parameters] if need[0] else parameters
 
 
 def _set_up_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     norm = Norm(*inputs)
     ctx.others = (norm.mean is not None, *norm[5:])
-    ctx.save_for_backward(*saved_for_backward(norm, output[0], norm.needs_y), output[1])
+    ctx.save_for_backward(*saved_for_backward(norm, norm.x, output[0], norm.needs_y), output[1])
     ctx.mark_non_differentiable(output[1])
 
 

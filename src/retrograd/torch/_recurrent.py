@@ -35,8 +35,12 @@ FUNCTIONS: Final = {
 }
 # The layers, by PyTorch's names. Those of a single step have a name that ends in Cell.
 CELLS: Final = {f"{cell.name.upper()}{suffix}": cell for cell in (LSTM, GRU, RNN) for suffix in ("", "Cell")}
-# The fields of PyTorch's parameters. Others have the names of their fields.
-_FIELDS: Final = {"weight_ih": "wx", "weight_hh": "wh", "bias_ih": "b", "bias_hh": "bh", "weight_hr": "projection"}
+# The fields of PyTorch's parameters, and of one that a cell cannot have under the name of its option. Others have the
+# names of their fields.
+_FIELDS: Final = {
+    "weight_ih": "wx", "weight_hh": "wh", "bias_ih": "b", "bias_hh": "bh", "weight_hr": "projection",
+    "weight_peephole": "peephole",
+}  # fmt: skip
 BIAS: Final = 2  # the place of b among the parameters of all cells
 ADDED: Final = -1  # the place of a second bias that is only added to the first
 

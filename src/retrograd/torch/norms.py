@@ -9,9 +9,9 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..ops.activation import Activation
+from ._choice import prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
@@ -45,7 +45,9 @@ class Fused(Leaf):
 class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
-    def forward(self, input: Tensor | Proxy) -> Any:
+    def forward(self, input: Any) -> Any:
+        if self.activation is None and prefers_torch("batch_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
@@ -88,7 +90,7 @@ class BatchNorm3d(BatchNorm, torch.nn.BatchNorm3d):
 class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
     _unbatched: int  # axes of a single sample
 
-    def forward(self, input: Tensor | Proxy) -> Any:
+    def forward(self, input: Any) -> Any:
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
@@ -133,7 +135,9 @@ class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
 class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
-    def forward(self, input: Tensor | Proxy) -> Any:
+    def forward(self, input: Any) -> Any:
+        if self.activation is None and prefers_torch("layer_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
@@ -142,7 +146,9 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
 class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
-    def forward(self, input: Tensor | Proxy) -> Any:
+    def forward(self, input: Any) -> Any:
+        if self.activation is None and prefers_torch("group_norm", input, self._parameters.values()):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)

@@ -15,7 +15,8 @@ from ..ops.activation import Activation
 from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
 from ._arrays import check_storage
-from ._autograd import is_eager
+from ._autograd import UseTorch, is_eager, warn_of_torch
+from ._compiling import allow
 from ._leaf import Leaf, Proxy
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
 from ._recurrent_autograd import is_recorded, new_recurrent, run
@@ -26,6 +27,7 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 # h_0 and c_0 of an LSTM, h_0 of the others.
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _FLOATS = (torch.float32, torch.float64)
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class Recurrent(Leaf):
@@ -188,6 +190,8 @@ class Recurrent(Leaf):
         if x.shape[-1] != self.input_size:
             raise ValueError(f"{title}: input has shape {tuple(x.shape)}, but input_size is {self.input_size}")
         if x.dtype is not dtype or dtype not in _FLOATS:
+            if x.dtype is dtype in _HALF:
+                raise UseTorch(f"{title}: its weights are {dtype}, and retrograd computes in float32 or float64")
             raise TypeError(
                 f"{title}: input has dtype {x.dtype} and the weights have {dtype}; both must be float32, or both "
                 "float64"
@@ -205,6 +209,14 @@ class Recurrent(Leaf):
                 raise ValueError(f"{title}: {name} has shape {shape}, expected {expected}")
             if state.dtype is not dtype:
                 raise TypeError(f"{title}: {name} has dtype {state.dtype}, but the weights have {dtype}")
+
+    def _torch_forward(self, reason: UseTorch, input: Any, hx: Any) -> Any:
+        """The result of PyTorch's layer, if it has one."""
+        has_more = any(name in self.__dict__ for name in self._names)
+        if has_more or getattr(self, "nonlinearity", "tanh") not in ("tanh", "relu"):
+            raise reason
+        warn_of_torch(reason)
+        return super().forward(input, hx)  # type: ignore[misc]
 
     def _check_storages(self, x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
         """Raise where PyTorch would read memory that was freed."""
@@ -226,7 +238,7 @@ class Recurrent(Leaf):
 
 
 class Layers(Recurrent, torch.nn.RNNBase):
-    """A layer over sequences. These are not subclasses of PyTorch's, which `torch.compile` refuses."""
+    """A layer over sequences."""
 
     num_layers: int
     batch_first: bool
@@ -235,7 +247,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
 
     def __init__(self, mode: str, *arguments: Any, **options: Any) -> None:
         own = {name: options.pop(name) for name in self._names if name in options}
-        super().__init__(mode, *arguments, **options)
+        torch.nn.RNNBase.__init__(self, mode, *arguments, **options)  # the next class has other arguments
         reason = unsupported(self)
         if reason:
             raise ValueError(f"{self._title}: {reason}")
@@ -279,6 +291,22 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """
         if isinstance(input, Proxy):
             return self._record(input, hx, lengths=lengths, reset=reset, mask=mask)
+        try:
+            return self._forward(input, hx, lengths, reset, mask)
+        except UseTorch as error:
+            if not (lengths is reset is mask is None):
+                raise
+            reason = error
+        return self._torch_forward(reason, input, hx)
+
+    def _forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any,
+        lengths: Tensor | Sequence[int] | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> Any:
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths, reset, mask)
         if input.dim() not in (2, 3):
@@ -348,7 +376,8 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         for name in options:
             raise TypeError(f"{self._title}: {name} is not an argument")
         gates = len(CELLS[self._title].gates)
-        super().__init__(input_size, hidden_size, bias, gates, device=device, dtype=dtype)
+        # The next class has other arguments.
+        torch.nn.RNNCellBase.__init__(self, input_size, hidden_size, bias, gates, device=device, dtype=dtype)
         self._set_options(own)
         added = {
             kind: torch.nn.Parameter(self.weight_ih.new_empty(shape)) for kind, shape in self._more_parameters().items()
@@ -370,6 +399,15 @@ class Step(Recurrent, torch.nn.RNNCellBase):
                 return self._step(input, hx)
             except Refused:
                 pass
+        try:
+            return self._forward(input, hx, reset)
+        except UseTorch as error:
+            if reset is not None:
+                raise
+            reason = error
+        return self._torch_forward(reason, input, hx)
+
+    def _forward(self, input: Tensor, hx: Any, reset: Tensor | None) -> Any:
         if input.dim() not in (1, 2):
             raise ValueError(f"{self._title}: input has shape {tuple(input.shape)}, needs 2 axes, or 1 without a batch")
         batched = input.dim() == 2
@@ -440,6 +478,7 @@ class _Lstm(Recurrent):
     coupled: bool = False
     cell_clip: float | None = None
     _has_cells = True
+    _peephole_name: ClassVar[str] = "peephole"  # of the parameter
     _names = ("peephole", "output_gate_reads", "activations", "coupled", "cell_clip", *Recurrent._names)
 
     def _set_options(self, options: dict[str, Any]) -> None:
@@ -453,7 +492,7 @@ class _Lstm(Recurrent):
         found: dict[str, tuple[int, ...]] = {}
         units = self.hidden_size
         if self.peephole is not None:
-            found["peephole"] = (4 * units, units) if self.peephole == "full" else (4 * units,)
+            found[self._peephole_name] = (4 * units, units) if self.peephole == "full" else (4 * units,)
         found.update(super()._more_parameters())
         if self.norm is not None:
             found |= {"gamma_c": (units,), "beta_c": (units,)}
@@ -486,7 +525,7 @@ class _Rnn(Recurrent):
         return options
 
 
-class LSTM(_Lstm, Layers):
+class LSTM(_Lstm, Layers, torch.nn.LSTM):
     """The constructor, attributes and `state_dict` of `torch.nn.LSTM`, and these options:
 
     - `peephole` adds parameters ``peephole_l0`` and so on: ``[4H]`` if "diagonal", ``[4H, H]`` if "full". With
@@ -500,7 +539,7 @@ class LSTM(_Lstm, Layers):
       ``beta_c_l0`` and so on.
     - With `recompute` nothing is stored for backward, which runs forward again.
 
-    The two biases are added. This is not a subclass of `torch.nn.LSTM`, which `torch.compile` refuses.
+    The two biases are added.
     """
 
     _title = "LSTM"
@@ -509,7 +548,7 @@ class LSTM(_Lstm, Layers):
         super().__init__("LSTM", *arguments, **options)
 
 
-class GRU(_Gru, Layers):
+class GRU(_Gru, Layers, torch.nn.GRU):
     """The constructor, attributes and `state_dict` of `torch.nn.GRU`, and these options:
 
     - `kind` says where the reset gate acts: "after" the product with the state, as in PyTorch, or "before" it. With
@@ -527,7 +566,7 @@ class GRU(_Gru, Layers):
         super().__init__("GRU", *arguments, **options)
 
 
-class RNN(_Rnn, Layers):
+class RNN(_Rnn, Layers, torch.nn.RNN):
     """The constructor, attributes and `state_dict` of `torch.nn.RNN`, and these options:
 
     - `nonlinearity` may be any activation, by name or with parameters.
@@ -554,19 +593,23 @@ class RNN(_Rnn, Layers):
         )
 
 
-class LSTMCell(_Lstm, Step):
-    """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`."""
+class LSTMCell(_Lstm, Step, torch.nn.LSTMCell):
+    """The constructor, attributes and `state_dict` of `torch.nn.LSTMCell`, and the options of :class:`LSTM`.
+
+    The parameter that `peephole` adds is ``weight_peephole``.
+    """
 
     _title = "LSTMCell"
+    _peephole_name = "weight_peephole"  # the option has the attribute `peephole`
 
 
-class GRUCell(_Gru, Step):
+class GRUCell(_Gru, Step, torch.nn.GRUCell):
     """The constructor, attributes and `state_dict` of `torch.nn.GRUCell`, and the options of :class:`GRU`."""
 
     _title = "GRUCell"
 
 
-class RNNCell(_Rnn, Step):
+class RNNCell(_Rnn, Step, torch.nn.RNNCell):  # type: ignore[misc]  # nonlinearity may be an Activation
     """The constructor, attributes and `state_dict` of `torch.nn.RNNCell`, and the options of :class:`RNN`."""
 
     _title = "RNNCell"
@@ -583,6 +626,9 @@ class RNNCell(_Rnn, Step):
     ) -> None:
         self.nonlinearity = nonlinearity
         super().__init__(input_size, hidden_size, bias, device, dtype, **options)
+
+
+allow((LSTM, GRU, RNN))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------

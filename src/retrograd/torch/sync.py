@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..ops._types import Array
 from ..ops.normalization import (
-    BareNormCache,
     GradientSums,
     NormStatistics,
     batch_norm_backward,
@@ -24,7 +23,7 @@ from ..ops.normalization import (
 from ._arrays import array, empty_like, num_threads
 from ._autograd import check_device, differentiate_once
 from ._leaf import Proxy
-from ._norm import GRADIENT, Norm, Running, cache_of, check, check_running, forward, saved_for_backward
+from ._norm import GRADIENT, Norm, Running, Saved, check, check_running, forward, saved_for_backward
 from .functional import fused
 from .norms import BatchNorm
 
@@ -111,14 +110,14 @@ class _SyncNorm(torch.autograd.Function):
         total = combine_statistics([NormStatistics(int(part[0]), *np.split(part[1:], 2)) for part in parts])
         if total.count == 1:
             raise ValueError("SyncBatchNorm: training needs more than 1 value per channel in all processes together")
-        y, ctx.cache = forward(norm, running, total)
-        ctx.save_for_backward(*saved_for_backward(norm, y, ctx.cache.problem.needs_y))
+        y, dense, ctx.saved = forward(norm, running, total)
+        ctx.save_for_backward(*saved_for_backward(norm, dense, y, ctx.saved.problem.needs_y))
         ctx.count, ctx.group = total.count, group
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        again = partial(_backward, ctx.needs_input_grad, ctx.cache, ctx.count, ctx.group)
+        again = partial(_backward, ctx.needs_input_grad, ctx.saved, ctx.count, ctx.group)
         return *differentiate_once("SyncBatchNorm", again, dy, *ctx.saved_tensors), None, None, None
 
 
@@ -128,7 +127,7 @@ _apply: Callable[..., Any] = torch.compiler.disable(_SyncNorm.apply)
 
 def _backward(
     need: tuple[bool, ...],
-    bare: BareNormCache,
+    saved: Saved,
     count: int,
     group: dist.ProcessGroup,
     dy: Tensor,
@@ -137,18 +136,19 @@ def _backward(
     bias: Tensor | None,
     y: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    cache, threads = cache_of(bare, x, weight, bias, y), num_threads()
+    cache, threads = saved.cache(x, weight, bias, y), num_threads()
     outgoing = array(dy, "SyncBatchNorm", GRADIENT)
     _, sum_dz, sum_dz_xhat = batch_norm_gradient_sums(outgoing, cache, num_threads=threads)
     dx = None
     if need[0]:
-        dx, out = empty_like(x, cache.x)
+        dx = empty_like(x)
+        out = array(dx, "SyncBatchNorm", "dx")
         total = sum(_gathered(np.stack((sum_dz, sum_dz_xhat)), group))  # added in the order of ranks
         sums = GradientSums(max(count, 1), *total)  # type: ignore[misc]
         batch_norm_backward(outgoing, cache, need=["dx"], sums=sums, out={"dx": out}, num_threads=threads)
     # The parameters' gradients are this process's, as for any layer: DistributedDataParallel averages them.
     dweight, dbias = (
-        torch.from_numpy(values.astype(bare.problem.arithmetic)) if needed else None
+        torch.from_numpy(values.astype(saved.problem.arithmetic)) if needed else None
         for values, needed in zip((sum_dz_xhat, sum_dz), need[1:3], strict=True)
     )
     return dx, dweight, dbias

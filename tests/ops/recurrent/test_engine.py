@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import retrograd as rg
-from retrograd.lab.reference import recurrent as oracle
+from retrograd.lab import reference as oracle
 
 WEIGHTS = {"lstm": rg.LstmWeights, "gru": rg.GruWeights, "rnn": rg.RnnWeights}
 CELLS = {"lstm": oracle.LstmCell, "gru": oracle.GruCell, "rnn": oracle.RnnCell}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -111,6 +113,68 @@ class _TorchNorm:
         return arrays
 
 
+class _TorchKernels:
+    """PyTorch's kernels without autograd and with arrays for their results: what its modules cannot be faster than."""
+
+    name = "kernels"
+
+    def __init__(self, torch: Any, case: NormCase, data: NormData) -> None:
+        operators, to_torch = torch.ops.aten, torch.from_numpy
+        x, dy, gamma, beta = (to_torch(a) for a in (data.x, data.dy, data.gamma, data.beta))
+        self._y, dx, dgamma, dbeta = (torch.empty_like(a) for a in (x, x, gamma, beta))
+        self._dx = dx
+        sets = {"layer": (case.shape[0], 1), "batch": case.shape[1:2], "group": (case.shape[0], case.num_groups)}
+        mean, rstd = torch.empty(sets[case.kind]), torch.empty(sets[case.kind])
+        results = {"out0": self._y, "out1": mean, "out2": rstd}
+        gradients = {"out0": dx, "out1": dgamma, "out2": dbeta}
+        wanted = [True, True, True]
+        if case.kind == "layer":
+            size = list(case.parameter_shape)
+            self._forward = partial(operators.native_layer_norm.out, x, size, gamma, beta, _EPS, **results)
+            self._backward = partial(
+                operators.native_layer_norm_backward.out, dy, x, size, mean, rstd, gamma, beta, wanted, **gradients
+            )
+        elif case.kind == "group":
+            sizes = *case.shape[:2], math.prod(case.shape[2:]), case.num_groups
+            self._forward = partial(operators.native_group_norm.out, x, gamma, beta, *sizes, _EPS, **results)
+            self._backward = partial(
+                operators.native_group_norm_backward.out, dy, x, mean, rstd, gamma, *sizes, wanted, **gradients
+            )
+        else:
+            running = torch.zeros_like(gamma), torch.ones_like(gamma)
+            self._forward = partial(
+                operators.native_batch_norm.out,
+                *(x, gamma, beta, *running, True, 0.1, _EPS),
+                out=self._y,
+                save_mean=mean,
+                save_invstd=rstd,
+            )
+            self._backward = partial(
+                operators.native_batch_norm_backward.out,
+                *(dy, x, gamma, *running, mean, rstd, True, _EPS, wanted),
+                **gradients,
+            )
+
+    @staticmethod
+    def supports(case: NormCase) -> bool:
+        plain = case.activation == "identity" and case.layout == "first"
+        return plain and (case.kind in ("batch", "group") or (case.kind == "layer" and len(case.shape) == 2))
+
+    def wake(self) -> None:
+        pass
+
+    def step(self) -> tuple[float, float]:
+        start = clock()
+        self._forward()
+        middle = clock()
+        self._backward()
+        return middle - start, clock() - middle
+
+    def results(self) -> tuple[Any, Any]:
+        self.step()
+        return self._y.numpy(), self._dx.numpy()
+
+
 class _Stream:
     """One pass over the minimum number of bytes: a copy for forward, a sum of two or three arrays for backward."""
 
@@ -172,5 +236,8 @@ def norm_contest(
         machine.torch.set_num_threads(threads)
         peer = _TorchNorm(machine.torch, case, data)
         admit(contest, peer, agree((ours.out, ours.gradients.dx), peer.results()))
+        if _TorchKernels.supports(case):
+            kernels = _TorchKernels(machine.torch, case, data)
+            admit(contest, kernels, agree((ours.out, ours.gradients.dx), kernels.results()))
     contest.slots.append(_streams(data.x.size, case.activation != "identity", threads))
     return contest

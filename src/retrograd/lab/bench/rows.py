@@ -74,6 +74,7 @@ __all__ = [
 ]
 
 _QUIET_CPUS: Final = 0.15
+_OF_TORCH: Final = ("torch", "kernels")
 
 
 class BenchOptions(NamedTuple):
@@ -332,14 +333,14 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def _isa_of(provider: str, machine: Machine) -> str:
-    if provider == "torch":
+    if provider in _OF_TORCH:
         assert machine.torch is not None
         return str(machine.torch.backends.cpu.get_cpu_capability()).lower()
     return blas_core() if provider == "sgemm" else machine.isa
 
 
 def _version_of(provider: str, machine: Machine) -> str:
-    if provider == "torch":
+    if provider in _OF_TORCH:
         assert machine.torch is not None
         return str(machine.torch.__version__)
     if provider == "jax":

@@ -196,6 +196,14 @@ def _bench_cases() -> Iterator[NormCase]:
         yield NormCase("group", (32, 64, 56, 56), layout, num_groups=8, workload="detection backbone")
     for layout in layouts:
         yield NormCase("instance", (32, 64, 56, 56), layout, workload="style transfer")
+    # In cache: the sizes that models have between their large layers.
+    for rows in ((512, 16), (512, 64), (512, 256), (2048, 256), (512, 768)):
+        yield NormCase("layer", rows, axis=1, workload="in cache")
+    for shape, groups in (((4, 128, 20, 30), 4), ((8, 64, 32, 32), 8)):
+        yield NormCase("group", shape, num_groups=groups, workload="in cache")
+    for shape in ((8, 128, 8, 8), (16, 512, 1, 1), (8, 64, 16, 16)):
+        yield NormCase("batch", shape, workload="in cache")
+    yield NormCase("instance", (8, 64, 16, 16), workload="in cache")
 
 
 def _activated(name: str, kind: Kind, shape: tuple[int, ...], layout: Layout = "first", **options: Any) -> NormCase:

@@ -200,6 +200,8 @@ def _bench(options: argparse.Namespace) -> int:
     ]
     if any(bench.SUITES[suite].against_torch for suite in options.suites):
         columns += [Column("torch µs", 9), Column("vs torch", 8)]
+    if "norm" in options.suites:
+        columns.append(Column("kernels µs", 10))
     if {"norm", "lstm", "gru", "conv", "scan", "products"} & set(options.suites):
         columns += [Column("of bound", 8)]
     if {"lstm", "gru", "conv", "products"} & set(options.suites):
@@ -346,6 +348,7 @@ def _bench_lines(result: Any) -> Iterator[dict[str, str]]:
                 "p20 to p80": f"{_microseconds(row.p20)} to {_microseconds(row.p80)}",
                 "torch µs": time_of("torch", row.pass_),
                 "vs torch": _shown("{:.2f}x", row.ratio_vs_torch),
+                "kernels µs": time_of("kernels", row.pass_),
                 "of bound": _shown("{:.0%}", row.share_of_bound),
                 "GFLOPS": _shown("{:.0f}" if (row.gflops or 0) >= 10 else "{:.1f}", row.gflops),
                 "of peak": _shown("{:.0%}", row.share_of_peak),

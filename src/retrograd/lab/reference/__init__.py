@@ -17,4 +17,5 @@ from .norm import *
 from .optimizer import *
 from .pooling import *
 from .recurrent import *
+from .recurrent_types import *
 from .scan import *

@@ -154,9 +154,10 @@ _with_integers("right_shift", lambda a, b: a >> b if b >= 0 else a >> 63)
 _with_integers("bitwise_count", lambda a: (a % 2**64).bit_count())
 for _name, _function in (
     ("sign", np.sign), ("floor", np.floor), ("ceil", np.ceil), ("round", np.rint), ("trunc", np.trunc),
-    ("isnan", np.isnan), ("isinf", np.isinf), ("isfinite", np.isfinite),
 ):  # fmt: skip
-    _elementwise(_name, _function)
+    _elementwise(_name, _function, lambda y, x: np.zeros(x.shape, bool))
+for _name in ("isnan", "isinf", "isfinite"):
+    _elementwise(_name, getattr(np, _name))
 _elementwise("negative", np.negative, lambda y, x: -np.ones_like(x))
 _elementwise("absolute", np.absolute, lambda y, x: np.sign(x))
 _elementwise("square", np.square, lambda y, x: 2 * x)

@@ -24,9 +24,6 @@ from .pooling import (
 )
 from .precision import Array
 from .recurrent import (
-    GruCell,
-    LstmCell,
-    RnnCell,
     gru_backward,
     gru_forward,
     lstm_backward,
@@ -34,6 +31,7 @@ from .recurrent import (
     rnn_backward,
     rnn_forward,
 )
+from .recurrent_types import GruCell, LstmCell, RnnCell
 from .scan import scan_backward, scan_forward
 
 __all__: list[str] = []  # the rules are in GRAPH
