@@ -52,6 +52,9 @@ INDICES = ("indices", "target")  # their type is that of integers, where the ope
 SEEDS = {"seed": np.int64}
 
 
+NEVER_REFUSED = {"tensorShape"}
+
+
 class Drawn:
     """The arguments of one call."""
 
@@ -105,7 +108,7 @@ class Drawn:
             return float(random.choice([0.0, 0.25, 0.5, 0.9]))
         if kind == "bool":
             return bool(random.random() < 0.5) and label not in ("transpose", "transposeOther", "resetsState")
-        if kind == "ints":
+        if kind in ("ints", "sizes"):
             return self.integers(label, rank, spatial)
         if kind == "widths":
             return [1, 0] * rank
@@ -147,7 +150,7 @@ class Drawn:
                 continue
             label = self.labels[place]
             old = self.given[label.name]
-            self.given[label.name] = self.changed(old) if isinstance(old, np.ndarray) else self.strange(old)
+            self.given[label.name] = self.changed(old) if is_operand(old) else self.strange(old)
 
     def changed(self, array: Array) -> Array:
         shape = list(array.shape)

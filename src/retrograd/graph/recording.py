@@ -266,9 +266,7 @@ class Recording:
         needed = self._ancestors(targets, assigns)
         return [call.results[0] for call in self.calls if call.kind == "placeholder" and call in needed]
 
-    def program(
-        self, feeds: Mapping[Symbol, Spec], targets: Sequence[Symbol], assigns: Sequence[Call] = ()
-    ) -> Program:
+    def program(self, feeds: Mapping[Symbol, Spec], targets: Sequence[Symbol], assigns: Sequence[Call] = ()) -> Program:
         """The program that computes the targets, in this order, from feeds of these specs, in the order of `feeds`.
 
         Variables have the value at the start of the run, except in calls recorded after :meth:`assign` under
@@ -386,9 +384,7 @@ def _marked(tensor: Tensor) -> Tensor:
 def _compatible(shape: Shape, other: Shape) -> bool:
     if shape is None or other is None:
         return True
-    return len(shape) == len(other) and all(
-        a == b or UNKNOWN in (a, b) for a, b in zip(shape, other, strict=True)
-    )
+    return len(shape) == len(other) and all(a == b or UNKNOWN in (a, b) for a, b in zip(shape, other, strict=True))
 
 
 def _agreed(shapes: Sequence[tuple[int, ...]]) -> Shape:
