@@ -67,7 +67,7 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
     UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
-fuzz: fuzz-bnns fuzz-mps fuzz-mpsgraph fuzz-arrays
+fuzz: fuzz-bnns fuzz-bnns_graph fuzz-mps fuzz-mpsgraph fuzz-arrays
 fuzz-%: $(VENV)-sanitize/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
 

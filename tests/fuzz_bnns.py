@@ -30,6 +30,7 @@ from support.fuzz_bnns_attention import PARTS, attention
 from support.fuzz_bnns_convolution import convolution
 from support.fuzz_bnns_filters import FILTERS, Buffers, Case, applied, array, filter_parameters, sample, status
 from support.fuzz_bnns_gather import GATHERS, TAKES
+from support.fuzz_bnns_graph import graph_functions
 from support.fuzz_bnns_resize import RESIZES, changed
 from support.fuzz_driver import FLOATS, INTEGERS, STRANGE, Broken, Memory, main, timed
 
@@ -37,6 +38,7 @@ TYPES = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataType")]
 LAYOUTS = [v for n, v in vars(bnns).items() if n.startswith("BNNSDataLayout") and isinstance(v, int)]
 FUNCTIONS = list(range(37))
 BUFFERS = {"data", "in", "out", "cache", "source", "target", "labels", "weights", "anchors_data", "indices", *PARTS}
+BUFFERS |= {"data_ptr", "workspace"}
 NUMPY_TYPES = {
     getattr(bnns, f"BNNSDataType{name}"): np.dtype(name.lower())
     for name in ["Float32", "Float16", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64"]
@@ -195,6 +197,8 @@ def check_accepted(name: str, roots: list[Any]) -> None:
     elif name in ("BNNSDirectApplyTopK", "BNNSDirectApplyInTopK"):
         used = (0, 1) if name == "BNNSDirectApplyTopK" else (0, 3, 4)  # indices are not always given
         pairs = [(roots[k].data, roots[k].data_type) for k in used]
+    elif name == "BNNSGraphContextExecute":
+        pairs = [(getattr(root.data_ptr, "data", root.data_ptr), bnns.BNNSDataTypeFloat32) for root in roots[4:8]]
     elif name == "BNNSDirectApplyQuantizer":
         pairs = [(side.data, side.data_type) for side in sample_descriptors(roots[0])]
     else:
@@ -609,7 +613,7 @@ def arrays(random: np.random.Generator, memory: Buffers) -> Case:
 CASES: list[Callable[[np.random.Generator, Memory], Case]] = [
     normalization, activation, optimizer, pooling, arrays, normalization, activation, optimizer, pooling, normalization,
     loss, loss, convolution, convolution, lstm, attention, attention,
-    *FILTERS, *GATHERS, *RESIZES, *ARRAYS,
+    *FILTERS, *GATHERS, *RESIZES, *ARRAYS, graph_functions, graph_functions,
 ]  # fmt: skip
 
 

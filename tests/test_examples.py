@@ -27,6 +27,7 @@ CLAIMS = {
     "bnns_attention": (r"([0-9.]+) % of the variance of new values", 85),
     "bnns_digits": (r"(\d+) of 32 new digits are right", 32),
     "bnns_digits_c": (r"(\d+) of 32 new digits are right", 32),
+    "bnns_graph_fine_tune": (r"after fine-tuning: ([0-9.]+) % correct", 98),
     "bnns_handwritten_digits": (r"new digits are right: ([0-9.]+) %", 97),
     "bnns_normalization": (r"with moving statistics: (\d+)% correct", 95),
     "bnns_perceptron": (r"([0-9.]+) % of the variance of new values", 98),

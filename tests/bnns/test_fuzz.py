@@ -6,14 +6,17 @@ import inspect
 import logging
 
 import fuzz_bnns
+import fuzz_bnns_graph
 import numpy as np
 import pytest
 
 from retrograd import bnns
 from support import fuzz_driver
+from support.fuzz_bnns_graph import ALWAYS_REFUSED
 
 # They take any filter and have no status. Cases call them without a tally.
 DESTROYERS = {"BNNSFilterDestroy", "BNNSDestroyNearestNeighbors", "BNNSDestroyRandomGenerator"}
+NO_ARGUMENTS = {"BNNSGraphCompileOptionsMakeDefault"}
 
 
 @pytest.mark.long
@@ -24,10 +27,19 @@ def test_random_and_mutated_descriptors() -> None:
     finally:
         logging.getLogger("retrograd.bnns").propagate = True
     functions = {name for name in vars(bnns) if name.startswith("BNNS") and inspect.isfunction(getattr(bnns, name))}
-    functions -= DESTROYERS
+    functions -= DESTROYERS | NO_ARGUMENTS
     for name in functions:  # neither all refused nor all accepted: mutation does something, and not too much
         assert tally[f"{name} refused"] > 0, name
-        assert tally[f"{name} done"] > 0, name
+        assert (tally[f"{name} done"] > 0) != (name in ALWAYS_REFUSED), name
+
+
+@pytest.mark.long
+def test_random_operations_of_the_builder() -> None:
+    tally = fuzz_driver.work(fuzz_bnns_graph.run, 0, 40 * len(fuzz_bnns_graph.OPERATIONS))
+    for operation in fuzz_bnns_graph.OPERATIONS:
+        refused = operation.name not in fuzz_bnns_graph.NEVER_REFUSED
+        assert (tally[f"{operation.name} refused"] > 0) == refused, operation.name
+        assert tally[f"{operation.name} done"] > 0, operation.name
 
 
 def test_the_guards_are_seen() -> None:

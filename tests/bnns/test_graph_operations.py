@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -586,8 +587,6 @@ CASES: dict[str, list[Case]] = {
     "stopGradient": [case(lambda x: x.detach(), normal(3))],
 }  # fmt: skip
 ALL = [pytest.param(name, one, id=f"{name}-{i}") for name, cases in CASES.items() for i, one in enumerate(cases)]
-# Their derivative is 0 wherever there is one, which PyTorch returns and retrograd refuses.
-FLAT = ("floor", "ceil", "round")
 SYMBOLS = {sign: f"__{name}__" for sign, name in OPERATORS.items()}
 BY_POSITION = {"topK": ["k"], "pooling": ["function"], "pad": ["mode"]}
 
@@ -606,7 +605,7 @@ def test_an_operation_and_its_gradients_are_those_of_pytorch(name: str, one: Cas
     others = [t for label, t in zip(labels, tensors, strict=True) if label.startswith("@")]
     wanted = one.torch(tensors[0], *others, **named)
     results = list(wanted) if isinstance(wanted, tuple) else [wanted]
-    depends = [i for i in floats if results[0].requires_grad and name not in FLAT]
+    depends = [i for i in floats if results[0].requires_grad]
     if name == "sigmoidCrossEntropy":  # not of the target
         depends = depends[:1]
     weights = [RNG.standard_normal(r.shape) if r.is_floating_point() else None for r in results]
@@ -643,13 +642,30 @@ def test_an_operation_and_its_gradients_are_those_of_pytorch(name: str, one: Cas
         np.testing.assert_allclose(result, array, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", FLAT)
-def test_a_function_of_steps_has_no_gradient(name: str) -> None:
-    def block(builder: Any, x: Any) -> Any:
-        return builder.gradient(of=getattr(x, name)(), withRespectTo=[x])
+def test_reshape_to_sizes_that_follow_from_shapes(tmp_path: Path) -> None:
+    def build(builder: Any) -> Any:
+        x = builder.argument(name="x", dataType=float, shape=[-1, 4, 3])
+        shape = x.tensorShape()
+        rows = shape[0:1] * shape[1:2]
+        y = x.reshape(to=builder.concatenate([rows, builder.constant(values=np.array([-1], np.int32))], axis=0))
+        return [y, *builder.gradient(of=y * y, withRespectTo=[x])]
 
-    with pytest.raises(TypeError, match=f"{name}.*derivative"):
-        executed(block, [np.ones(3)])
+    context, path = BNNSGraph.makeContext(build), tmp_path / "graph"
+    context.write(to=path)
+    for one in (context, BNNSGraph.Context(compileFromPath=path)):
+        for count in (2, 5):
+            x = np.arange(12 * count, dtype=np.float32).reshape(count, 4, 3)
+            y, dx = np.zeros((4 * count, 3), np.float32), np.zeros_like(x)
+            one.executeFunction(arguments=[y, dx, x])
+            np.testing.assert_array_equal(y, x.reshape(-1, 3))
+            np.testing.assert_array_equal(dx, 2 * x)
+
+
+def test_reshape_to_sizes_that_are_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="to does not follow from constants and shapes"):
+        executed(lambda builder, x, to: x.reshape(to=to), [np.zeros(6, np.float32), np.array([2, 3], np.int32)])
+    with pytest.raises(TypeError, match="vector of integers"):
+        executed(lambda builder, x, to: x.reshape(to=to), [np.zeros(6, np.float32), np.zeros(2, np.float32)])
 
 
 def test_epsilon_is_not_zero() -> None:

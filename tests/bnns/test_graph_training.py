@@ -230,6 +230,48 @@ def test_recurrent_layers_are_our_functions_to_the_bit() -> None:
         assert a.tobytes() == np.ascontiguousarray(e).reshape(a.shape).tobytes()
 
 
+@pytest.mark.parametrize("cell", ["rnn", "lstm", "gru"])
+def test_recurrent_gradients_are_our_functions_to_the_bit(cell: str) -> None:
+    rng = np.random.default_rng(2)
+    f = lambda *shape: rng.standard_normal(shape, dtype=np.float32)  # noqa: E731
+    order = {"rnn": (0,), "lstm": (0, 1, 3, 2), "gru": (0, 2, 1)}[cell]
+    rows = 6 * len(order)
+    x, h, c, weights, dy = f(7, 3, 5), f(3, 6), f(3, 6), [f(rows, 5), f(rows, 6), f(rows), f(rows)], f(7, 3, 6)
+    sigmoid, tanh = Builder.Activation.sigmoid, Builder.Activation.tanh
+
+    def block(builder: Any, x: Any, h: Any, c: Any, wx: Any, wh: Any, b: Any, bi: Any) -> Any:
+        given = {"initialHiddenStates": h, "inputHiddenWeight": wx, "hiddenHiddenWeight": wh, "bias": b}
+        given |= {"direction": Builder.Direction.forward, "activation": tanh, "outputSequence": True}
+        wrt = [x, wx, wh, b, h]
+        if cell != "rnn":
+            given["recurrentActivation"] = sigmoid
+        if cell == "lstm":
+            given |= {"initialCellStates": c, "cellActivation": tanh}
+            wrt.append(c)
+        if cell == "gru":
+            given |= {"inputBias": bi, "applyResetGateAfterMatMul": True}
+            wrt.append(bi)
+        y = getattr(x, cell)(**given).output
+        return builder.gradient(of=(y * builder.constant(values=dy)), withRespectTo=wrt)
+
+    found = executed(block, [x, h, c, *weights])
+    wx, wh, b, bi = (gates(a, *order) for a in weights)
+    if cell == "rnn":
+        g = rg.rnn_backward(dy, rg.rnn_forward(x, rg.RnnWeights(wx, wh, b), h).cache)
+        expected = [g.dx, g.dweights.wx, g.dweights.wh, g.dweights.b, g.dh0]
+    elif cell == "lstm":
+        g = rg.lstm_backward(dy, rg.lstm_forward(x, rg.LstmWeights(wx, wh, b), h, c).cache)
+        expected = [g.dx, g.dweights.wx, g.dweights.wh, g.dweights.b, g.dh0, g.dc0]
+    else:
+        g = rg.gru_backward(dy, rg.gru_forward(x, rg.GruWeights(wx, wh, bi, b), h).cache)
+        expected = [g.dx, g.dweights.wx, g.dweights.wh, g.dweights.bh, g.dh0, g.dweights.b]
+    back = np.argsort(order)  # gates in Apple's order again
+    for place, (a, e) in enumerate(zip(found, expected, strict=True)):
+        stacked = place in (1, 2, 3) or (cell == "gru" and place == 5)
+        wanted = np.ascontiguousarray(gates(e, *back) if stacked else e)
+        assert a.tobytes() == wanted.reshape(a.shape).tobytes(), place
+
+
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 

@@ -127,6 +127,18 @@ BNNSLayerParametersLossYolo 440
     number_of_grid_rows 376 number_of_anchor_boxes 384 anchor_box_size 392 rescore 400 scale_xy 404 scale_wh 408
     scale_object 412 scale_no_object 416 scale_classification 420 object_minimum_iou 424 no_object_maximum_iou 428
     anchors_data 432
+bnns_graph_t 16
+    data 0 size 8
+bnns_graph_context_t 16
+    data 0 size 8
+bnns_graph_compile_options_t 16
+    data 0 size 8
+bnns_graph_shape_t 16
+    rank 0 shape 8
+bnns_graph_argument_t 16
+    data_ptr 0 data_ptr_size 8
+bnns_user_message_data_t 16
+    size 0 data 8
 """
 LAYOUTS: dict[str, tuple[int, dict[str, int]]] = {}
 for heading, *fields in (row.split() for row in re.split(r"\n(?=\S)", TABLE.strip())):

@@ -40,7 +40,7 @@ class Buffers(Memory):
         """A buffer under another type, which is refused wherever it is given."""
         array = self.any()
         dtype = np.dtype(WRONG_TYPES[self.random.integers(len(WRONG_TYPES))])
-        flat = array.view(np.uint8)
+        flat = array.reshape(-1).view(np.uint8)
         return flat[: flat.size // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def check_guards(self) -> None:

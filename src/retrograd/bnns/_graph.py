@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+import numpy as np
+
 from . import _constants as c
 from ._array_size import BNNSTensor
 from ._failure import Invalid, Unsupported, status
@@ -101,6 +103,10 @@ class Messages:
         self.extra: Any = None
         self.mask = _DEFAULT_MASK
 
+    def set(self, callback: Any, extra: Any) -> None:
+        _check_callable("log_callback", callback)
+        self.callback, self.extra = callback, extra
+
     def send(self, level: int, text: str, where: str) -> None:
         if self.callback is not None and level & self.mask:
             self.callback(level, text, where, self.extra)
@@ -138,22 +144,30 @@ class _Executed:
         self.allocators: dict[str, tuple[Any, Any, int, Any]] = {}
 
 
-def _reports(failure: _F) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
-    """A function that returns a code, and tells the callback of its options or context why it failed."""
+def _reports(failure: _F, name: str | None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
+    """A function that returns a code, and tells the callback of its options or context why it failed.
+
+    `name` is Apple's, if it is not the function's own.
+    """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R | _F]:
+        apples = name or function.__name__
+
         @functools.wraps(function)
         def told(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             try:
                 return function(*args, **kwargs)
             except Unsupported as error:
-                _tell(args, c.BNNSGraphMessageLevelUnsupported, str(error), function.__name__)
+                _tell(args, c.BNNSGraphMessageLevelUnsupported, str(error), apples)
                 raise
-            except (ValueError, TypeError, IndexError, OSError, MemoryError) as error:
-                _tell(args, c.BNNSGraphMessageLevelError, str(error), function.__name__)
+            except (IndexError, OSError) as error:
+                _tell(args, c.BNNSGraphMessageLevelError, str(error), apples)
+                raise Invalid(str(error)) from None
+            except (ValueError, TypeError, OverflowError, MemoryError) as error:
+                _tell(args, c.BNNSGraphMessageLevelError, str(error), apples)
                 raise
 
-        return status(failure)(told)
+        return status(failure, name=apples)(told)
 
     return decorate
 
@@ -189,7 +203,14 @@ def _entry(graph: Any, function: str | bytes | None) -> Entry:
 
 
 def _text(name: str | bytes | None) -> str | None:
+    if not isinstance(name, (str, bytes, type(None))):
+        raise Invalid(f"a name is of type {type(name).__name__}, not str or bytes")
     return name.decode() if isinstance(name, bytes) else name
+
+
+def _check_callable(name: str, function: Any) -> None:
+    if function is not None and not callable(function):
+        raise Invalid(f"{name} is of type {type(function).__name__}, which cannot be called")
 
 
 def _destroyed(value: _Handle) -> None:
@@ -279,8 +300,7 @@ def BNNSGraphCompileOptionsSetMessageLogCallback(
     options: bnns_graph_compile_options_t, log_callback: Any, additional_logging_arguments: Any = None
 ) -> None:
     """Set a function ``(level, text, where, extra)`` for messages of the compilation; None for none."""
-    messages = _options(options).messages
-    messages.callback, messages.extra = log_callback, additional_logging_arguments
+    _options(options).messages.set(log_callback, additional_logging_arguments)
 
 
 @_reports(None)
@@ -292,7 +312,7 @@ def BNNSGraphCompileOptionsSetMessageLogMask(options: bnns_graph_compile_options
 # ---- graphs ---------------------------------------------------------------------------------------------------------
 
 
-@_reports(None)
+@_reports(None, "BNNSGraphCompileFromFile")
 def _compiled(filename: Any, function: Any, options: Any) -> bnns_graph_t | None:
     from ._graph_file import read_model, write_model
 
@@ -438,7 +458,7 @@ def BNNSGraphTensorFillStrides(
 # ---- contexts -------------------------------------------------------------------------------------------------------
 
 
-@_reports(None)
+@_reports(None, "BNNSGraphContextMake")
 def _made_context(graph: Any) -> bnns_graph_context_t | None:
     return bnns_graph_context_t(Handle.of(_Executed(_of("graph", graph, bnns_graph_t, _Graph))), 1)
 
@@ -448,7 +468,7 @@ def BNNSGraphContextMake(graph: bnns_graph_t) -> bnns_graph_context_t:
     return _made_context(graph) or bnns_graph_context_t()
 
 
-@_reports(None)
+@_reports(None, "BNNSGraphContextMakeStreaming")
 def _made_streaming(graph: Any, function: Any, count: int, tensors: Any) -> bnns_graph_context_t | None:
     _entry(graph, function)
     raise Unsupported("streaming is not supported: keep the state in an in-out argument")
@@ -498,15 +518,23 @@ def BNNSGraphContextSetDynamicShapes(
     count = as_size("shapes_count", shapes_count)
     if len(shapes) < count or any(not isinstance(one, bnns_graph_shape_t) for one in shapes[:count]):
         raise Invalid(f"shapes must have {count} elements of type bnns_graph_shape_t")
-    values = [Shape([int(size) for size in (one.shape if one.rank else ())][: one.rank]) for one in shapes[:count]]
-    for place, (one, value) in enumerate(zip(shapes, values, strict=False)):
-        if value.rank != one.rank:
-            raise Invalid(f"shapes[{place}] has rank {one.rank}, but {value.rank} sizes")
+    values = [Shape(_sizes(f"shapes[{place}]", one)) for place, one in enumerate(shapes[:count])]
     code = found.set_shapes(_text(function), values)
     for one, value in zip(shapes, values, strict=False):
         for axis, size in enumerate(value):
             one.shape[axis] = size
     return code
+
+
+def _sizes(name: str, given: bnns_graph_shape_t) -> list[int]:
+    rank = as_size("rank", given.rank)
+    if not rank:
+        return []
+    if not isinstance(given.shape, (list, np.ndarray)):  # it is written to
+        raise Invalid(f"{name}.shape is of type {type(given.shape).__name__}, not a list or an array")
+    if rank > len(given.shape):
+        raise Invalid(f"{name} has rank {rank}, but {len(given.shape)} sizes")
+    return [as_integer(f"{name}.shape", size) for size in given.shape[:rank]]
 
 
 @_reports(-1)
@@ -563,9 +591,12 @@ def _set_allocator(
     found = _context(context)
     if (realloc is None) != (free_all is None):
         raise Invalid("realloc and free_all belong together; one of them is NULL")
+    _check_callable("realloc", realloc)
+    _check_callable("free_all", free_all)
+    length = as_size("user_memory_context_size", size)
     found.allocators.pop(what, None)
     if realloc is not None:
-        found.allocators[what] = realloc, free_all, as_size("user_memory_context_size", size), user
+        found.allocators[what] = realloc, free_all, length, user
     return 0
 
 
@@ -601,8 +632,7 @@ def BNNSGraphContextSetMessageLogCallback(
     context: bnns_graph_context_t, log_callback: Any, additional_logging_arguments: Any = None
 ) -> int:
     """Set a function ``(level, text, where, extra)`` for messages of this context; None for none."""
-    messages = _context(context).messages
-    messages.callback, messages.extra = log_callback, additional_logging_arguments
+    _context(context).messages.set(log_callback, additional_logging_arguments)
     return 0
 
 

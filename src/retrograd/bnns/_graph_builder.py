@@ -75,6 +75,9 @@ class Tensor(Methods):
     def _record(self, operation: Operation, given: Sequence[Any]) -> Any:
         """Record an operation with arguments in the order of its labels."""
         builder, dtype = self._builder, self._symbol.dtype
+        if operation.name == "reshape" and isinstance(given[0], Tensor):
+            sizes = builder._symbol_of("reshape", "to", given[0], None)
+            return builder._recorded(INTERNAL["reshapeTo"], [self._symbol, sizes], {})
         operands: list[Symbol | None] = [self._symbol]
         options = {}
         if operation.name == "select":  # the condition does not say what the values are

@@ -351,8 +351,6 @@ class Context:
         for one, array, spec in zip(arguments, outputs, plan.outputs, strict=False):
             if isinstance(one, BNNSTensor):
                 _describe(one, array, spec)
-        if self.checkForNaNsAndInfinities:
-            self._check_finite(entry.names, outputs)
 
     def _run(
         self,
@@ -368,11 +366,19 @@ class Context:
             if symbol.call.kind == "placeholder"
         ]
         wanted = [*outputs, *(array for symbol, array in states.items() if symbol.call.kind == "placeholder")]
-        direct = [array if array.flags.c_contiguous else np.empty(array.shape, array.dtype) for array in wanted]
+        # Outputs that are to be checked are not written before that.
+        direct = [
+            np.empty(array.shape, array.dtype)
+            if self.checkForNaNsAndInfinities or not array.flags.c_contiguous
+            else array
+            for array in wanted
+        ]
         for symbol, array in states.items():
             if symbol.call.kind == "variable":
                 symbol.call.value.value[...] = array
         plan.program.run_into(fed, direct, num_threads=1 if self.options.useSingleThread else None)
+        if self.checkForNaNsAndInfinities:
+            self._check_finite(entry.names, direct[: len(outputs)])
         for array, result in zip(wanted, direct, strict=True):
             if array is not result:
                 array[...] = result

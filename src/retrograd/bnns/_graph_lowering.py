@@ -12,6 +12,9 @@ import numpy as np
 
 from .. import graph
 from ..graph import Tensor
+from ..graph.recording import UnknownValue
+from ..graph.tensor import compute
+from ..ops._types import Array
 from ..ops.activation import Activation as EngineActivation
 from ..ops.recurrent.types import GruActivations, GruWeights, LstmActivations, LstmWeights, RnnWeights
 from ._graph_values import (
@@ -189,6 +192,8 @@ def pooling(
     padding: ConvolutionPadding,
     ceilingMode: CeilingMode,
 ) -> Tensor:
+    if x.dtype.kind != "f":
+        raise TypeError(f"the tensor has type {x.dtype.name}, must be float32 or float64")
     sizes = x.shape[2:]
     kernel, steps = _per_axis("kernelSize", kernelSize, len(sizes)), _per_axis("strides", strides, len(sizes))
     pads = _window_padding(padding, sizes, kernel, steps, (1,) * len(sizes))
@@ -317,6 +322,25 @@ def reshape(x: Tensor, *, to: Sequence[int]) -> Tensor:
     return graph.reshape(x, to)
 
 
+def reshape_to(x: Tensor, to: Tensor) -> Tensor:
+    """With sizes that follow from constants and from tensorShape, which are constants once the shapes are known."""
+    if to.ndim != 1 or to.dtype.kind != "i":
+        raise TypeError(f"to is {to.spec!r}, must be a vector of integers")
+    return graph.reshape(x, _known("to", to).tolist())
+
+
+def _known(name: str, tensor: Tensor) -> Array:
+    """The value of a tensor that depends on constants alone."""
+    node = tensor.node
+    if node.operation.name == "constant":
+        value: Array = node.attributes["value"]
+        return value
+    if not node.inputs or node.operation.updates:
+        raise UnknownValue(f"{name} does not follow from constants and shapes")
+    inputs = [None if one is None else _known(name, one) for one in node.inputs]
+    return compute(node.operation, inputs, node.attributes)[tensor.index]
+
+
 def tensor_shape(x: Tensor) -> Tensor:
     return graph.constant(np.array(x.shape, _INT32))
 
@@ -429,6 +453,9 @@ def bidirectional_lstm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     cells = [_lstm_weights(wx, wh, b), _lstm_weights(wxb, whb, bb)]
     chosen = _lstm_activations(activation, recurrentActivation, cellActivation)
+    if min(wh.ndim, h0.ndim, c0.ndim) < 2:
+        shapes = ", ".join(str(list(t.shape)) for t in (h0, c0, wh))
+        raise ValueError(f"the initial states and hiddenHiddenWeight have shapes {shapes}, must be matrices")
     units = wh.shape[-1]
     states = [graph.stack([s[:, :units], s[:, units:]]) for s in (h0, c0)]
     y, *last = graph.lstm(x, cells, *states, bidirectional=True, activations=chosen)
@@ -466,6 +493,8 @@ def gru(
 def loss(function: Callable[..., Tensor], **names: str) -> Callable[..., Tensor]:
     def call(x: Tensor, target: Tensor, weights: Tensor | None, *, reduction: Reduction, **options: Any) -> Tensor:
         passed = {names.get(label, label): value for label, value in options.items()}
+        if weights is not None and weights.dtype != x.dtype:
+            raise TypeError(f"weights has type {weights.dtype.name}, but the tensor has {x.dtype.name}")
         return function(x, target, weights=weights, reduction=reduction.value, **passed)
 
     return call

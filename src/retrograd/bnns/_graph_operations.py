@@ -79,6 +79,7 @@ KINDS: Final[dict[str, Kind]] = {
     "bool": Kind(bool, _flag),
     "ints": Kind(Sequence[int], _integers),
     "widths": Kind(Sequence[int], _widths),
+    "sizes": Kind("Tensor | Sequence[int]", _integers),  # a tensor is an operand of INTERNAL's reshapeTo
     "bounds": Kind(tuple[float, float], _bounds),
     "dtype": Kind(npt.DTypeLike, as_dtype),
     **{name: Kind(kind, _case_of(kind)) for name, kind in ENUMERATIONS.items()},
@@ -319,7 +320,7 @@ _rows(
 )
 _rows(
     "shape and indices",
-    ("reshape", "to:ints", lowering.reshape, "The elements in another shape; one size may be -1."),
+    ("reshape", "to:sizes", lowering.reshape, "The elements in another shape; one size may be -1."),
     ("transpose", "axes", graph.transpose, "The axes in another order."),
     ("squeeze", "axis", graph.squeeze, "Without an axis of size 1."),
     ("unsqueeze", "axis", graph.expand_dims, "With another axis of size 1."),
@@ -406,6 +407,7 @@ INTERNAL: Final[dict[str, Operation]] = {
     name: Operation(name, "internal", (), function, "")
     for name, function in (
         ("concatenate", lowering.concatenate),
+        ("reshapeTo", lowering.reshape_to),
         ("slice", lowering.take_slice),
         ("sliceUpdate", lowering.slice_update),
     )
