@@ -382,7 +382,7 @@ class Builder:
         """The outputs of a function of a model, for tensors in place of its inputs."""
         self._check_open("call")
         found = model._model.function(function)
-        given = [self._symbol_of("call", name, one, None) for name, one in zip(_names(found), inputs, strict=False)]
+        given = [self._symbol_of("call", s.name, one, None) for s, one in zip(found.inputs, inputs, strict=False)]
         if len(inputs) != len(found.inputs):
             raise ValueError(f"call: {found.name!r} has {len(found.inputs)} inputs, but {len(inputs)} were given")
         for variable in model._model.parameters.values():
@@ -476,7 +476,3 @@ def _untyped(values: Any) -> DType:
         return np.asarray(values).dtype
     kind = np.asarray(values).dtype.kind
     return _BOOL if kind == "b" else _INT64 if kind in "iu" and isinstance(values, int) else _FLOAT
-
-
-def _names(function: Function) -> list[str]:
-    return [symbol.name for symbol in function.inputs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from ._memory import as_integer, check_disjoint, check_writable, data_type_of, d
 
 _REFUSALS: Final = (Invalid, Unsupported, TypeError, ValueError, IndexError, MemoryError, OSError)
 _MOST_PLANS: Final = 32  # of a function; the oldest goes
-Message: TypeAlias = Callable[[int, str, str], None]  # level, text, where
 
 
 class Plan(NamedTuple):
@@ -127,7 +126,6 @@ class Context:
         self.model = model
         self.options = options or CompileOptions()
         self.checkForNaNsAndInfinities = False
-        self.message: Message = lambda level, text, where: None
         self._entries: dict[str, Entry] = {}
 
     def entry(self, function: str | None) -> Entry:

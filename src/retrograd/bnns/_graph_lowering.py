@@ -399,8 +399,16 @@ def _gates(stacked: Tensor | None, order: Sequence[int]) -> Tensor | None:
         return None
     rows, rest = divmod(stacked.shape[0] if stacked.ndim else 1, len(order))
     if rest:
-        raise ValueError(f"{stacked.shape[0]} rows of a weight or bias are not a multiple of {len(order)} gates")
+        raise ValueError(
+            f"a weight or bias has shape {list(stacked.shape)}: its rows are not a multiple of {len(order)} gates"
+        )
     return graph.concatenate([stacked[gate * rows : (gate + 1) * rows] for gate in order])
+
+
+def _check_matrices(*tensors: Tensor) -> None:
+    if any(one.ndim != 2 for one in tensors):
+        shapes = ", ".join(str(list(one.shape)) for one in tensors)
+        raise ValueError(f"the initial states and the weights have shapes {shapes}, must be matrices")
 
 
 def _in_time(x: Tensor, direction: Direction, cell: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -419,6 +427,7 @@ def rnn(
     x: Tensor, h0: Tensor, wx: Tensor, wh: Tensor, b: Tensor | None, *,
     direction: Direction, activation: Activation, outputSequence: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    _check_matrices(h0, wx, wh)
     weights = RnnWeights(wx, wh, b)  # type: ignore[arg-type]
     found = _in_time(x, direction, lambda t: graph.rnn(t, weights, h0, activation=_ACTIVATIONS[activation]))
     return _outputs(found, outputSequence)
@@ -440,6 +449,7 @@ def lstm(
     x: Tensor, h0: Tensor, c0: Tensor, wx: Tensor, wh: Tensor, b: Tensor | None, *, direction: Direction,
     activation: Activation, recurrentActivation: Activation, cellActivation: Activation, outputSequence: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    _check_matrices(h0, c0, wx, wh)
     weights, chosen = _lstm_weights(wx, wh, b), _lstm_activations(activation, recurrentActivation, cellActivation)
     return _outputs(
         _in_time(x, direction, lambda t: graph.lstm(t, weights, h0, c0, activations=chosen)), outputSequence
@@ -453,9 +463,7 @@ def bidirectional_lstm(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     cells = [_lstm_weights(wx, wh, b), _lstm_weights(wxb, whb, bb)]
     chosen = _lstm_activations(activation, recurrentActivation, cellActivation)
-    if min(wh.ndim, h0.ndim, c0.ndim) < 2:
-        shapes = ", ".join(str(list(t.shape)) for t in (h0, c0, wh))
-        raise ValueError(f"the initial states and hiddenHiddenWeight have shapes {shapes}, must be matrices")
+    _check_matrices(h0, c0, wx, wh, wxb, whb)
     units = wh.shape[-1]
     states = [graph.stack([s[:, :units], s[:, units:]]) for s in (h0, c0)]
     y, *last = graph.lstm(x, cells, *states, bidirectional=True, activations=chosen)
@@ -470,6 +478,7 @@ def gru(
     direction: Direction, activation: Activation, recurrentActivation: Activation, applyResetGateAfterMatMul: bool,
     outputSequence: bool, resetsState: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    _check_matrices(h0, wx, wh)
     b, bh, kind = _gates(inputBias, _GRU_ORDER), _gates(bias, _GRU_ORDER), "after"
     if resetsState:
         if applyResetGateAfterMatMul:

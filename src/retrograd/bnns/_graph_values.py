@@ -147,7 +147,7 @@ class Case:
         self.parameter = parameter
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and vars_of(self) == vars_of(other)
+        return isinstance(other, type(self)) and (self.case, self.parameter) == (other.case, other.parameter)
 
     def __hash__(self) -> int:
         return hash((type(self).__name__, self.case, self.parameter))
@@ -155,10 +155,6 @@ class Case:
     def __repr__(self) -> str:
         parameter = "" if self.parameter is None else f"({self.parameter!r})"
         return f"{type(self).__name__}.{self.case}{parameter}"
-
-
-def vars_of(case: Case) -> tuple[str, Any]:
-    return case.case, case.parameter
 
 
 class ConvolutionPadding(Case):
