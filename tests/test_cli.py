@@ -61,6 +61,7 @@ def test_info_says_what_is_in_force() -> None:
     assert all(level in lines["ISA level"] for level in _core.isa_levels())
     assert lines["caches"] == bench.cache_sizes()
     assert lines["threads"] == "3 (RETROGRAD_NUM_THREADS=3)"
+    assert lines["pool"].startswith("retrograd's own; PyTorch's workers in programs that import")
     assert lines["BLAS"] == "none: matrix products are retrograd's own kernels"
     assert lines["NumPy"] == np.__version__
     assert "bfloat16" in lines["data types"]

@@ -20,6 +20,7 @@ from retrograd.mpsgraph import (
     MPSGraphShapedType,
     MPSGraphTensorData,
 )
+from support.waiting import PATIENCE
 
 F32 = MPSDataType.float32
 DEVICE = MTLCreateSystemDefaultDevice()
@@ -170,7 +171,7 @@ def test_handlers_are_called_in_order_with_the_results() -> None:
     results = c.graph.runAsync(
         feeds=c.feeds(), targetTensors=[c.loss], targetOperations=None, executionDescriptor=descriptor
     )
-    assert done.wait(30)
+    assert done.wait(PATIENCE)
     assert seen == [("scheduled", None), (0.0, None)]
     assert list(results) == [c.loss]
     descriptor.waitUntilCompleted = True

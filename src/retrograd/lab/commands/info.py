@@ -41,7 +41,7 @@ def _info(options: argparse.Namespace) -> int:
         "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels}"
         f"{'; scalar is the reference level, many times slower' if _core.isa() == 'scalar' else ''})",
         "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
-        "thread pool": "retrograd's own; PyTorch's workers in programs that import retrograd.torch",
+        "pool": "retrograd's own; PyTorch's workers in programs that import retrograd.torch",
         "BLAS": "none: matrix products are retrograd's own kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
         "Python": f"{platform.python_version()}, {lock} the GIL",
