@@ -181,7 +181,8 @@ void bind_gather(nb::module_& m) {
     m.def("scatter_along_add", &scatter_along_add, nb::arg("f64"), nb::arg("dy"), nb::arg("indices"), nb::arg("dx"),
           nb::arg("accumulate"), nb::arg("overlap_checked"), nb::arg("threads"),
           "dx[o, indices[o, j, i], i] += dy[o, j, i], in the order of j.");
-    m.def("scatter_modes", &scatter_modes, "The names of the modes of scatter, in the order of their numbers.");
+    m.def("scatter_modes", &scatter_modes, nb::sig("def scatter_modes() -> tuple[str, ...]"),
+          "The names of the modes of scatter, in the order of their numbers.");
     m.def("scatter", &scatter, nb::arg("mode"), nb::arg("along"), nb::arg("updates"), nb::arg("indices"), nb::arg("y"),
           nb::arg("overlap_checked"), nb::arg("threads"),
           "y[o, indices[j], i] = f(y, updates[o, j, i]), in the order of j; with `along`, indices[o, j, i].");

@@ -170,3 +170,14 @@ def test_threads_share_a_recording() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_unknown_sizes_of_several_operands_are_independent() -> None:
+    """The same stand-in for both would make every valid convolution end in one position."""
+    recording = Recording()
+    x = recording.placeholder((-1, 3, -1), np.dtype(np.float32), "x")
+    w = recording.placeholder((4, 3, -1), np.dtype(np.float32), "w")
+    (y,) = recording.call(graph.conv, (x, w))
+    assert y.shape == (-1, 4, -1)
+    (total,) = recording.call(graph.add, (x, x))
+    assert total.shape == (-1, 3, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 import warnings
@@ -87,7 +88,7 @@ def inferred(kind: str, arguments: Mapping[str, Any], target: str) -> list[Array
         found: list[Any] = []
 
         def build(unused: Any) -> Any:
-            made = getattr(Builder, kind)(**arguments)
+            made = getattr(Builder, kind)(**copy.deepcopy(dict(arguments)))  # some operations write to their operands
             found.extend(made if isinstance(made, (tuple, list)) else [made])
             return unused
 

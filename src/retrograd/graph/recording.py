@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -35,8 +36,9 @@ from .tensor import Graph, Node, Tensor, Variable, current_graph, trace
 Shape: TypeAlias = tuple[int, ...] | None
 UNKNOWN: Final = -1
 # Sizes for the unknown ones: what differs between their results is unknown too. Small ones show what a slice cuts off,
-# those with many divisors suit reshapes and splits; sizes with which a call fails are left out.
-_STAND_INS: Final = (2, 3, 5, 12, 24)
+# those with many divisors suit reshapes and splits; the last ones differ from axis to axis, as the sizes of a
+# convolution's input and weight may. Sizes with which a call fails are left out.
+_STAND_INS: Final = ((2,), (3,), (5,), (12,), (24,), (24, 19, 13, 9, 7, 5, 4, 3))
 _MOST_PROGRAMS: Final = 32  # that a recording keeps
 
 _MARK: Final = Operation(
@@ -206,28 +208,29 @@ class Recording:
         operands = [s for s in call.operands if s is not None]
         try:
             if all(s.spec is not None for s in operands):
-                return self._traced_alone(call, UNKNOWN)
+                return self._traced_alone(call, ())
         except UnknownValue:
             return [(None, None)] * count
         if any(s.shape is None or s.dtype is None for s in operands):
             return [(None, None)] * count
         found: list[Sequence[Spec]] = []
-        for size in _STAND_INS:
+        for sizes in _STAND_INS:
             try:
-                found.append(self._traced_alone(call, size))
+                found.append(self._traced_alone(call, sizes))
             except (IndexError, TypeError, ValueError):  # what is wrong with the real sizes is said when they are known
                 continue
         if len(found) < 2:
             return [(None, None)] * count
         return [(_agreed([spec.shape for spec in specs]), specs[0].dtype) for specs in zip(*found, strict=True)]
 
-    def _traced_alone(self, call: Call, size: int) -> Sequence[Spec]:
+    def _traced_alone(self, call: Call, sizes: Sequence[int]) -> Sequence[Spec]:
+        """The specs of the results, with these sizes for the unknown ones in turn."""
         given = [s for s in call.operands if s is not None and s.call.kind != "constant"]
-        specs = []
+        specs, stand_ins = [], cycle(sizes)
         for symbol in given:
             assert symbol.shape is not None
             assert symbol.dtype is not None
-            specs.append(Spec(tuple(size if n == UNKNOWN else n for n in symbol.shape), symbol.dtype))
+            specs.append(Spec(tuple(next(stand_ins) if n == UNKNOWN else n for n in symbol.shape), symbol.dtype))
 
         def alone(*tensors: Tensor) -> list[Tensor]:
             found = dict(zip(map(id, given), tensors, strict=True))
