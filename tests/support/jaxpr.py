@@ -174,7 +174,7 @@ PLAIN: dict[str, Primitive] = {
 }  # fmt: skip
 PRIMITIVES: dict[str, Primitive] = {
     "rsqrt": lambda x, **_: 1 / np.sqrt(x),
-    "round": lambda x, **_: np.rint(x),
+    "round": lambda x, rounding_method: np.copysign(np.floor(abs(x) + 0.5), x) if rounding_method == 0 else np.rint(x),
     "shift_left": lambda a, b, **_: np.left_shift(a, b),
     "shift_right_arithmetic": lambda a, b, **_: np.right_shift(a, b),
     "shift_right_logical": lambda a, b, **_: np.right_shift(a.view(f"u{a.itemsize}"), b.astype("u8")).astype(a.dtype),
