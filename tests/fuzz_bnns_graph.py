@@ -180,6 +180,7 @@ def is_operand(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype != object
 
 
+@np.errstate(all="ignore")
 def run(seed: int, tally: Counter[str]) -> None:
     random = np.random.default_rng(seed)
     memory = Memory(random)
@@ -211,7 +212,7 @@ def run(seed: int, tally: Counter[str]) -> None:
         return outputs
 
     try:
-        with np.errstate(all="ignore"), timed(name):
+        with timed(name):
             context = BNNSGraph.makeContext(build)
             specs = context.entry(None).plan([one.shape for one in inputs]).outputs
     except REFUSALS as error:
@@ -238,7 +239,7 @@ def executed(
     """Whether a graph ran. One that is refused has written nothing."""
     before, given = memory.state(), [one.tobytes() for one in inputs]
     try:
-        with np.errstate(all="ignore"), timed(name):
+        with timed(name):
             context.executeFunction(arguments=[*outputs, *inputs])
     except BNNSGraph.Error as error:
         memory.check_guards()
@@ -259,8 +260,7 @@ def check_saved(context: Any, outputs: list[Array], inputs: list[Array]) -> None
         context.write(to=path)
         again = BNNSGraph.Context(compileFromPath=path)
     results = [np.zeros(one.shape, one.dtype) for one in outputs]
-    with np.errstate(all="ignore"):
-        again.executeFunction(arguments=[*results, *inputs])
+    again.executeFunction(arguments=[*results, *inputs])
     for one, other in zip(outputs, results, strict=True):
         if one.tobytes() != other.tobytes():
             raise Broken("the graph computes something else after it was saved and read")
