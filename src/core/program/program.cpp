@@ -27,12 +27,13 @@ void record_into(Program* program) {
     current = program;
 }
 
-Program::Program(size_t bytes) : arena_(take_memory(std::max<size_t>(bytes, 64))) {
+Program::Program(size_t bytes)
+    : taken_(take_memory(std::max<size_t>(bytes, 64))), arena_{taken_.data, std::max<size_t>(bytes, 64)} {
     memset(arena_.data, 0, arena_.bytes);
     add_memory(arena_.data, arena_.bytes);
 }
 
-Program::~Program() { give_memory(arena_); }
+Program::~Program() { give_memory(taken_); }
 
 void Program::add_memory(const void* data, size_t bytes) {
     const char* low = static_cast<const char*>(data);

@@ -92,7 +92,7 @@ private:
     struct Span {
         const char *low, *high;
     };
-    Memory arena_;
+    Memory taken_, arena_;  // the arena is the first part of what was taken
     std::vector<Span> spans_;
     std::vector<std::unique_ptr<Record>> records_;
     size_t commit_ = 0;
