@@ -198,7 +198,7 @@ RG_INLINE void sum_rows(int64_t rows, double* first, double* second, Add add) {
     for (int64_t row = 0; row < rows; row += lanes) {
         const bool whole = rows - row >= lanes;
         const int64_t end = whole ? row + lanes : rows;
-        ShortSum firsts[lanes], seconds[lanes];
+        ShortSum firsts[lanes] = {}, seconds[lanes] = {};
         for (int64_t r = row; r < end; ++r) {
             PairSum<A> sum;
             add(r, sum);

@@ -15,7 +15,7 @@ void row_centers(BlockSize size, Run<const A> x, double* center) {
     for (int64_t row = 0; row < size.rows; row += lanes) {
         const bool whole = size.rows - row >= lanes;
         const int64_t last = whole ? row + lanes : size.rows;
-        ShortSum sums[lanes];
+        ShortSum sums[lanes] = {};
         for (int64_t r = row; r < last; ++r, x.data += x.stride) {
             constexpr int vectors = PairSum<A>::kVectors;
             Vec<A> sum[vectors] = {};
