@@ -311,6 +311,8 @@ def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{folder} is a file, not a folder") from None
     except OSError as error:
         raise InputError(f"the folder {folder} cannot be created: {error.strerror}") from None
     try:

@@ -88,6 +88,8 @@ def with_standard_input(files: Sequence[str], folder: Path) -> Iterator[list[str
                 shutil.copyfileobj(source, copy)
         except OSError as error:
             raise InputError(f"{path}: standard input could not be saved there: {error.strerror or error}") from None
+        if not path.stat().st_size:
+            raise InputError("-: standard input is empty")
         yield [str(path) if file == STANDARD_INPUT else file for file in files]
     except BaseException:
         with contextlib.suppress(OSError):

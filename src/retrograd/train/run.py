@@ -79,6 +79,7 @@ class Run:
         self._items = 0
         self._seconds_before = 0.0
         self._extended = 0  # the step at which the run got more steps than it had
+        self._planned = ""  # on how the run was planned
         self._note = ""  # on how the run was extended
         self._began = self._said = time.monotonic()
         self._unsaid: tuple[str, ...] = ()  # the last validation, as forms of a line, if it has not been printed
@@ -220,6 +221,8 @@ class Run:
             self._plan(task.settings.time_limit)
         for name, value in task.overview():
             progress.field(name, value)
+        if self._planned:
+            progress.field("plan", self._planned)
         progress.field("run", str(self._folder))
         if self._group.shards > 1:
             progress.field("ranks", f"{self._group.size}, {self._group.shards} shards of each batch")
@@ -290,6 +293,7 @@ class Run:
         steps = min(task.longest(), fitting)
         every = None if validations == 20 or task.settings.validate_every else -(-steps // validations)
         task.plan(*self._group.broadcast((steps, every)))
+        self._planned = f"{count(task.steps)} steps of {1000 * step:.3g} ms, to end within {clock(limit)}"
 
     def _stalled(self) -> str:
         """Return the reason for early stopping, or "" if the run continues."""
@@ -424,6 +428,7 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"the best model could not be loaded: {error}") from None
         task.model.eval()
+        task.improving = self._best_record(records) is records[-1]
         outcome = task.outcome()
         if outcome.verdict is not None:
             self._save_model(verdict=outcome.verdict)
@@ -456,7 +461,8 @@ class Run:
         task = self._task
         first, best, last = records[0], self._best_record(records), records[-1]
         of = "" if last.step == task.steps else f" of {count(task.steps)}"
-        text = f"{count(last.step)}{of} steps in {f'{last.seconds:.1f} s' if last.seconds < 10 else clock(last.seconds)}. "
+        took = f"{last.seconds:.1f} s" if last.seconds < 10 else clock(last.seconds)
+        text = f"{count(last.step)}{of} steps in {took}. "
         if self.why == "no improvement":
             text += f"Stopped early: {self._stalled()}. "
         text += "Validation "

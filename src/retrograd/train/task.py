@@ -56,6 +56,7 @@ class Task(abc.ABC):
     optimizer: nn.Optimizer
     steps: int  # of the complete run
     validate_every: int  # steps
+    improving: bool = False  # whether the last validation was the best, when the outcome is asked for
 
     def longest(self) -> int:
         """Return the most steps that make sense for the data, however much time there is."""

@@ -42,7 +42,6 @@ _UNKNOWN_SHARE: Final = 1e-4
 _PASSES: Final = 10  # epochs, if the settings have no number of steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
-_FEW_PASSES: Final = 3  # epochs after which a model may still improve much
 _MOST_COUNTED: Final = 4_000_000  # symbols of training text that the n-gram baselines use
 
 # Directories of the standard library without typical Python code: tests, other packages, tables.
@@ -554,10 +553,9 @@ class TextTask(Task):
             return [Prose(f"The model does not beat {by}: they hardly differ ({numbers}).")]
         if bits > least:
             worse = f", by {100 * (bits / least - 1):.0f} %" if least > 0.01 else ""
-            epochs = self.optimizer.steps / self._columns.pieces
             advice = (
-                f"It has read its text only {epochs:.2g} times: more --steps may help."
-                if epochs < _FEW_PASSES
+                "It was still improving: more --steps may help."
+                if self.improving
                 else f"It needs more text than {self._train_length:,} {self._unit}s; a smaller --hidden or some "
                 "--dropout may help."
             )
