@@ -507,6 +507,7 @@ class TextTask(Task):
         held_out = corpus.length - self._train_length
         layers = "1 LSTM layer" if settings.layers == 1 else f"{settings.layers} LSTM layers"
         passes = self.steps / self._columns.pieces
+        epochs = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
         rows = [
             (
                 "text",
@@ -516,7 +517,7 @@ class TextTask(Task):
             ("model", f"{layers} of {settings.hidden} units, {self.model.num_parameters:,} parameters"),
             (
                 "training",
-                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} epochs",
+                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {epochs} epochs",
             ),
         ]
         kept = len(self.alphabet.characters)
