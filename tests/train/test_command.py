@@ -156,8 +156,11 @@ def test_a_short_text_is_validated_often_and_stops_early(tmp_path: Path) -> None
     assert 6 < len(scores) < 21
     assert min(scores) < scores[-1]
     assert scores.index(min(scores)) == len(scores) - 6
-    stopped = re.search(r"^Stopped early at step (\d+) of 400: none of the last 5 validations [^:]*:\n  (retrograd .*)$",
-                        result.stdout, re.M)  # fmt: skip
+    stopped = re.search(
+        r"^Stopped early at step (\d+) of 400: none of the last 5 validations [^:]*:\n  (retrograd .*)$",
+        result.stdout,
+        re.M,
+    )
     assert stopped, result.stdout
     assert int(stopped[1]) == 20 * (len(scores) - 1)
     assert f"fell from {scores[0]:.3f} to {min(scores):.3f}" in result.stdout.replace("\n", " ")

@@ -366,7 +366,7 @@ def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> N
     sizes = ["--hidden", "16", "--batch", "4", "--unroll", "16", "--steps", "60", "--validate-every", "10"]
     assert main(["train", "text", str(text), "--output", str(folder), *sizes]) == 0
     report = (folder / "report.html").read_text(encoding="utf-8")
-    pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
+    pixels, console = screenshot(report, 900, 2400, "--blink-settings=preferredColorScheme=1")
     assert not console
     for colour in drawing.LIGHT[:2]:  # training and validation
         rows, columns = places(pixels, colour)
