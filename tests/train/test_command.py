@@ -440,7 +440,7 @@ def test_what_a_killed_run_left_half_written_goes_away(
     [
         ("naïve café Ελλάδα 日本語 👩🏽‍🚀 é \u202eabc\x00\x1b[31m\r\n".encode() * 60, "bits per character"),
         (bytes(range(256)) * 20, "bits per byte"),
-        (b"ab" * 2500, "bits per character"),  # one line
+        ("é🚀".encode() * 2500, "bits per character"),  # one line
     ],
     ids=["unicode", "binary", "one line"],
 )

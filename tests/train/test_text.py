@@ -529,7 +529,7 @@ def test_overview_and_results(prose: Path) -> None:
 
 
 def test_settings_in_force(prose: Path) -> None:
-    config = dataclasses.replace(SMALL, steps=40, validate_every=None, threads=None, shards=None)
+    config = dataclasses.replace(SMALL, steps=40, warm_up=None, validate_every=None, threads=None, shards=None)
     with task_of(prose, config) as task:
         known = task.in_force()
         assert {name: known[name] for name in ("steps", "validate_every", "warm_up", "level", "shards")} == {
