@@ -545,6 +545,26 @@ def test_settings_in_force(prose: Path) -> None:
         assert (known["level"], known["momentum"], known["threads"]) == ("byte", 0.9, 2)
 
 
+@pytest.mark.parametrize(("steps", "items"), [(10, 8192), (500, 500 * 2048 * 3 // 140), (20_000, 65536)])
+def test_a_short_run_validates_on_less_text(tmp_path: Path, steps: int, items: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the cat sees the dog. " * 20_000)
+    config = TextSettings(hidden=2, embedding=2, steps=steps, validation=0.3)
+    with task_of(path, config) as task:
+        assert task.settings.validation_items == pytest.approx(items, abs=1)
+        symbols = sum(labels.size for _, labels in map(task._validation.piece, range(task._validation.pieces)))
+        assert 0.99 * items < symbols <= items + 1
+        task.plan(20_000)
+        assert task.settings.validation_items == 65536
+    with task_of(path, config) as task:
+        task.step()
+        task.plan(20_000)  # extended: what was validated before must be comparable
+        assert task.settings.validation_items == pytest.approx(items, abs=1)
+    with task_of(path, dataclasses.replace(config, validation_items=100)) as task:
+        task.plan(20_000)
+        assert task.settings.validation_items == 100
+
+
 def test_a_text_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("ab" * 500)

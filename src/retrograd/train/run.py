@@ -282,6 +282,12 @@ class Run:
             spent = times[-1] + start - began
             more = len(times) < _MOST_PROBES and (len(times) < 3 or spent < _PROBING * limit) and spent < limit / 4
             more = self._group.broadcast(more)
+        for array, value in state:
+            array[...] = value
+        # The first step also compiles the program.
+        step = statistics.median(times[1:] or times)
+        estimate = max(1, int(_MARGIN * limit / max(step, 1e-9)))
+        task.plan(self._group.broadcast(min(task.longest(), estimate)))  # how much is validated depends on it
         validation = 0.0
         for _ in range(2 if self._leads else 0):  # the first one compiles, too
             start = time.monotonic()
@@ -291,8 +297,7 @@ class Run:
                 break
         for array, value in state:
             array[...] = value
-        # The first step also compiles the program. Validations get at most a quarter of the time.
-        step = statistics.median(times[1:] or times)
+        # Validations get at most a quarter of the time.
         left = _MARGIN * limit - (time.monotonic() - began)
         validations = max(1, min(20, int(left / 4 / max(validation, 1e-9)) - 1))
         fitting = max(1, int((left - (validations + 1) * validation) / max(step, 1e-9)))
