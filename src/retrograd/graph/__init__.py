@@ -133,7 +133,6 @@ from .layer import (
     l2_normalize,
     layer_norm,
     leaky_relu,
-    normalize,
     prelu,
     rms_norm,
     silu,
@@ -150,6 +149,7 @@ from .loss import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
+from .moments import normalize
 from .operation import OPERATIONS, Operation, Spec
 from .optimizer import SGD, Adam, AdamW, Optimizer, RMSProp
 from .ordering import (
@@ -226,6 +226,7 @@ from .shaping import (
 )
 from .shards import sync_batch_norm
 from .tensor import Graph, Node, Operand, Tensor, Variable, trace
+from .updates import adam_update, sgd_update
 
 abs = absolute
 
@@ -259,6 +260,7 @@ __all__ = [
     "abs",
     "absolute",
     "activation",
+    "adam_update",
     "add",
     "all",
     "any",
@@ -407,6 +409,7 @@ __all__ = [
     "scatter_add",
     "scatter_along_axis",
     "scatter_nd",
+    "sgd_update",
     "sigmoid",
     "sigmoid_cross_entropy",
     "sign",

@@ -259,6 +259,11 @@ class Recording:
                 waiting.extend(call.after)
         return found
 
+    def _of_gradients(self, call: Call) -> bool:
+        """Whether a call takes the gradient of something that is made of gradients."""
+        of = call.operands[0] if call.kind == "gradients" else None
+        return of is not None and any(before.kind == "gradients" for before in self._ancestors([of]))
+
     def calls_for(self, targets: Sequence[Symbol]) -> list[Call]:
         """The calls that targets depend on, in the order in which they were made."""
         needed = self._ancestors(targets)
@@ -311,11 +316,16 @@ class Recording:
         more = [s for s in extra.operands if s is not None] if extra else []
         needed = self._ancestors([*targets, *more], assigns)
         order = [call for call in self.calls if call in needed]
+        every = [*order, *([extra] if extra else [])]
+        once = not any(self._of_gradients(call) for call in every)
 
         def again(*tensors: Tensor) -> list[Tensor]:
+            graph = current_graph()
+            assert graph is not None
+            graph.joins_moments = once
             found: dict[int, Tensor] = dict(zip(map(id, feeds), tensors, strict=True))
             assigned: dict[Variable, Tensor] = {}
-            for call in [*order, *([extra] if extra else [])]:
+            for call in every:
                 self._replay(call, found, assigned)
             for variable, value in assigned.items():
                 variable.assign(value)

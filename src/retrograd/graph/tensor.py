@@ -46,6 +46,7 @@ class Graph:
         self.assigned: dict[Variable, Tensor] = {}  # the last value of each variable
         self.read: dict[Variable, Tensor] = {}  # the value of each variable at the start
         self.open = True
+        self.joins_moments = False  # no gradient is taken but of tensors that are marked; see moments.py
         self._known: dict[tuple[Any, ...], Node] = {}
 
     def node(self, operation: Operation, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Node:

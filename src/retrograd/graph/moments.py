@@ -1,0 +1,142 @@
+"""Normalization by a mean and a variance that are tensors, as one call of the engine where it may be.
+
+In a recording every tensor whose gradient is taken is known before anything is traced. So where the mean and the
+variance are those of the normalized tensor, `normalize` can be the engine's normalization of a batch, a layer or an
+instance, whose gradient goes through both, with statistics in float64. The mean and variance tensors stay what they are
+for whatever else reads them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..ops._norm_problem import NormKind
+from .elementwise import add, identity, multiply, rsqrt, subtract
+from .layer import layer_of_norm
+from .operation import OPERATIONS
+from .reduction import kept_shape
+from .shaping import reshape
+from .tensor import FLOATS, Operand, Tensor, current_graph
+
+
+def normalize(
+    x: Operand,
+    mean: Operand,
+    var: Operand,
+    gamma: Operand | None = None,
+    beta: Operand | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * gamma + beta``, of a mean and a variance that are given and have gradients."""
+    graph = current_graph()
+    if graph is not None and graph.joins_moments:
+        found = _joined(*(None if t is None else identity(t) for t in (x, mean, var, gamma, beta)), float(eps))
+        if found is not None:
+            return found
+    return _affine(multiply(subtract(x, mean), rsqrt(add(var, float(eps)))), gamma, beta)
+
+
+def _affine(normalized: Tensor, gamma: Operand | None, beta: Operand | None) -> Tensor:
+    scaled = normalized if gamma is None else multiply(normalized, gamma)
+    return scaled if beta is None else add(scaled, beta)
+
+
+class _Layer(NamedTuple):
+    """A normalization that the engine has."""
+
+    kind: NormKind
+    axis: int  # of the channels, or the first one that is normalized
+    parameters: tuple[int, ...]  # the shape of gamma and beta, broadcast to x
+
+
+def _joined(
+    x: Tensor | None, mean: Tensor | None, var: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float
+) -> Tensor | None:
+    """The engine's normalization; None: it has none for this."""
+    assert x is not None
+    assert mean is not None
+    assert var is not None
+    axes = _moment_axes(x, mean, var)
+    if axes is None or not 0 <= eps < math.inf:
+        return None
+    layers = _layers(x.shape, axes)
+    if not layers:
+        return None
+
+    def fits(layer: _Layer, parameter: Tensor | None) -> bool:
+        if parameter is None:
+            return True
+        shape = (1,) * (x.ndim - parameter.ndim) + parameter.shape
+        return parameter.dtype == x.dtype and shape == layer.parameters
+
+    layer = max(layers, key=lambda one: (fits(one, gamma), fits(one, beta)))
+    scale = gamma if fits(layer, gamma) else None
+    shift = beta if scale is gamma and fits(layer, beta) else None
+    flat = [None if p is None else reshape(p, _own_shape(layer, x.shape)) for p in (scale, shift)]
+    y = layer_of_norm(layer.kind, x, *flat, layer.axis, eps)
+    return _affine(y, None if scale is gamma else gamma, None if shift is beta else beta)
+
+
+def _own_shape(layer: _Layer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that the engine's gamma has."""
+    return shape[layer.axis :] if layer.kind == "layer_norm" else (shape[layer.axis],)
+
+
+def _layers(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[_Layer]:
+    """The normalizations over these axes, the one with the simplest statistics first."""
+    ndim = len(shape)
+    kept = [axis for axis in range(ndim) if axis not in axes]
+
+    def along(*chosen: int) -> tuple[int, ...]:
+        return tuple(n if axis in chosen else 1 for axis, n in enumerate(shape))
+
+    found: list[_Layer] = []
+    if axes and kept == list(range(len(kept))):
+        found.append(_Layer("layer_norm", len(kept), along(*axes)))
+    if len(kept) == 1 and ndim >= 2:
+        found.append(_Layer("batch_norm", kept[0], along(kept[0])))
+    if len(kept) == 2 and kept[0] == 0 and ndim >= 3:
+        found.append(_Layer("instance_norm", kept[1], along(kept[1])))
+    return found
+
+
+def _moment_axes(x: Tensor, mean: Tensor, var: Tensor) -> tuple[int, ...] | None:
+    """The axes over which these are the mean and the variance of x, and which they keep; None: they are not."""
+    axes = _mean_axes(x, mean)
+    if axes is None or x.dtype not in FLOATS or var.shape != mean.shape:
+        return None
+    of = _reduced(var, axes)
+    if of is None or of.node.operation is not OPERATIONS["square"]:
+        return None
+    (difference,) = of.node.inputs
+    assert difference is not None
+    if difference.node.operation is not OPERATIONS["subtract"]:
+        return None
+    minuend, center = difference.node.inputs
+    assert center is not None
+    return axes if minuend is x and _mean_axes(x, center) == axes else None
+
+
+def _mean_axes(x: Tensor, mean: Tensor) -> tuple[int, ...] | None:
+    """The axes of x over which this is its mean, and which it keeps."""
+    source = _reshaped(mean)
+    if source.node.operation is not OPERATIONS["mean"] or source.node.inputs[0] is not x:
+        return None
+    axes: tuple[int, ...] = source.node.attributes["axes"]
+    return axes if mean.shape == kept_shape(x.shape, axes) else None
+
+
+def _reduced(tensor: Tensor, axes: tuple[int, ...]) -> Tensor | None:
+    """What this is the mean of, over these axes."""
+    node = _reshaped(tensor).node
+    return node.inputs[0] if node.operation is OPERATIONS["mean"] and node.attributes["axes"] == axes else None
+
+
+def _reshaped(tensor: Tensor) -> Tensor:
+    """The tensor that this one is only another shape of."""
+    while tensor.node.operation is OPERATIONS["reshape"]:
+        (source,) = tensor.node.inputs
+        assert source is not None
+        tensor = source
+    return tensor
