@@ -79,7 +79,9 @@ def _fold_backward(
         return
     _, x, _, gamma, beta, statistics = backward.inputs
     inputs = (dy, x, y, gamma, beta, statistics)
-    instead[backward.number] = copied_node(backward, inputs, {**backward.attributes, "activation": _RELU}, backward.results)
+    instead[backward.number] = copied_node(
+        backward, inputs, {**backward.attributes, "activation": _RELU}, backward.results
+    )
     instead[masks[0].number] = instead[select.number] = None
 
 

@@ -140,7 +140,9 @@ def _update(
     inputs: Sequence[Array | None], results: Sequence[Array], *, kind: str, lists: tuple[int, ...], in_place: object
 ) -> None:
     rest = iter(inputs[_HYPERPARAMETERS:])
-    _step(inputs[:_HYPERPARAMETERS], [[a for a in (next(rest) for _ in range(n)) if a is not None] for n in lists], kind)
+    _step(
+        inputs[:_HYPERPARAMETERS], [[a for a in (next(rest) for _ in range(n)) if a is not None] for n in lists], kind
+    )
 
 
 _STORED: Final = Operation(

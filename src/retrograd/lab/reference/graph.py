@@ -41,6 +41,7 @@ GRAPH_ITSELF: Final = {
     "mark": "the tensor itself, as a node of its own that a recording takes gradients of",
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
+    "optimizer_steps": "several of optimizer_step, joined by the plan of a program",
     "accumulate": "the sum of a variable and a gradient",
     "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
     "gru_backward": "the vjp of gru, which also reads gru's cache",
