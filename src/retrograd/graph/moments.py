@@ -104,9 +104,9 @@ def _layers(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[_Layer]:
 def _moment_axes(x: Tensor, mean: Tensor, var: Tensor) -> tuple[int, ...] | None:
     """The axes over which these are the mean and the variance of x, and which they keep; None: they are not."""
     axes = _mean_axes(x, mean)
-    if axes is None or x.dtype not in FLOATS or var.shape != mean.shape:
+    if axes is None or x.dtype not in FLOATS:
         return None
-    of = _reduced(var, axes)
+    of = _reduced(x, var, axes)
     if of is None or of.node.operation is not OPERATIONS["square"]:
         return None
     (difference,) = of.node.inputs
@@ -124,13 +124,19 @@ def _mean_axes(x: Tensor, mean: Tensor) -> tuple[int, ...] | None:
     if source.node.operation is not OPERATIONS["mean"] or source.node.inputs[0] is not x:
         return None
     axes: tuple[int, ...] = source.node.attributes["axes"]
-    return axes if mean.shape == kept_shape(x.shape, axes) else None
+    return axes if _keeps(x, mean, axes) else None
 
 
-def _reduced(tensor: Tensor, axes: tuple[int, ...]) -> Tensor | None:
-    """What this is the mean of, over these axes."""
+def _reduced(x: Tensor, tensor: Tensor, axes: tuple[int, ...]) -> Tensor | None:
+    """What this is the mean of over axes, of a tensor like x, which it keeps."""
     node = _reshaped(tensor).node
-    return node.inputs[0] if node.operation is OPERATIONS["mean"] and node.attributes["axes"] == axes else None
+    if node.operation is not OPERATIONS["mean"] or node.attributes["axes"] != axes or not _keeps(x, tensor, axes):
+        return None
+    return node.inputs[0]
+
+
+def _keeps(x: Tensor, reduced: Tensor, axes: tuple[int, ...]) -> bool:
+    return (1,) * (x.ndim - reduced.ndim) + reduced.shape == kept_shape(x.shape, axes)
 
 
 def _reshaped(tensor: Tensor) -> Tensor:
