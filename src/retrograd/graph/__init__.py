@@ -121,6 +121,7 @@ from .indexing import (
     take,
     take_along_axis,
 )
+from .joins import normalize
 from .layer import (
     activation,
     batch_norm,
@@ -149,7 +150,6 @@ from .loss import (
     sigmoid_cross_entropy,
     softmax_cross_entropy,
 )
-from .moments import normalize
 from .operation import OPERATIONS, Operation, Spec
 from .optimizer import SGD, Adam, AdamW, Optimizer, RMSProp
 from .ordering import (

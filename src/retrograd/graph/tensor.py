@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,14 @@ _COMPARED: Final = 1 << 16  # bytes of a constant that is looked for among earli
 BYTE: Final = np.dtype(np.uint8)  # of caches, which only their operations read
 
 
+class Joins(NamedTuple):
+    """What a recording knows before it is traced, so that `joins` may make one operation of several."""
+
+    first: bool  # no gradient is taken of a gradient
+    # The function and the operands that a tensor is made of, by its id, if only one call reads it.
+    made: dict[int, tuple[Callable[..., Any], Sequence[Any]]]
+
+
 class Graph:
     """The nodes of a trace, in the order in which they were made. `print` shows them as a table."""
 
@@ -46,7 +54,7 @@ class Graph:
         self.assigned: dict[Variable, Tensor] = {}  # the last value of each variable
         self.read: dict[Variable, Tensor] = {}  # the value of each variable at the start
         self.open = True
-        self.joins_moments = False  # no gradient is taken but of tensors that are marked; see moments.py
+        self.joins: Joins | None = None
         self._known: dict[tuple[Any, ...], Node] = {}
 
     def node(self, operation: Operation, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Node:

@@ -10,7 +10,7 @@ import pytest
 
 from retrograd import graph
 from retrograd.graph import Recording, Symbol, Variable
-from retrograd.graph.moments import normalize
+from retrograd.graph.joins import normalize
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
 Shape = tuple[int, ...] | None

@@ -1,9 +1,12 @@
-"""Normalization by a mean and a variance that are tensors, as one call of the engine where it may be.
+"""Operations that are one call of the engine together, for front ends whose users cannot ask for that call.
 
-In a recording every tensor whose gradient is taken is known before anything is traced. So where the mean and the
-variance are those of the normalized tensor, `normalize` can be the engine's normalization of a batch, a layer or an
-instance, whose gradient goes through both, with statistics in float64. The mean and variance tensors stay what they are
-for whatever else reads them.
+They join what they are given only in a recording, where it is known beforehand which tensors gradients are taken of and
+which ones only one call reads. A program of plain functions keeps the bits that the functions have one by one.
+
+- A normalization by a mean and a variance that are those of the tensor itself is the engine's of a batch, a layer or an
+  instance, whose gradient goes through both, with statistics in float64. The mean and the variance stay what they are
+  for whatever else reads them.
+- A product or a convolution plus one number for each of its outputs is a layer with a bias.
 """
 
 from __future__ import annotations
@@ -12,12 +15,62 @@ import math
 from typing import NamedTuple
 
 from ..ops._norm_problem import NormKind
-from .elementwise import add, identity, multiply, rsqrt, subtract
+from .elementwise import add as plain_add
+from .elementwise import identity, multiply, rsqrt, subtract
+from .image import CONV
 from .layer import layer_of_norm
 from .operation import OPERATIONS
+from .product import affine, matmul
 from .reduction import kept_shape
 from .shaping import reshape
-from .tensor import FLOATS, Operand, Tensor, current_graph
+from .tensor import FLOATS, Joins, Operand, Tensor, apply, current_graph
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+
+
+def add(a: Operand, b: Operand) -> Tensor:
+    """``a + b``"""
+    graph = current_graph()
+    if graph is not None and graph.joins is not None:
+        for sum_of, bias in ((a, b), (b, a)):
+            if isinstance(sum_of, Tensor) and isinstance(bias, Tensor):
+                found = _with_bias(sum_of, bias, graph.joins)
+                if found is not None:
+                    return found
+    return plain_add(a, b)
+
+
+def _with_bias(y: Tensor, bias: Tensor, joins: Joins) -> Tensor | None:
+    """y plus a bias, as a layer; None: y is none, or is read elsewhere too, or this is no bias."""
+    if id(y) not in joins.made or bias.dtype != y.dtype or y.ndim < 2:
+        return None
+    function, operands = joins.made[id(y)]
+    node = y.node
+    if function is matmul and operands[0].ndim >= 2 and operands[1].ndim == 2:
+        channels = y.ndim - 1
+    elif node.operation is CONV and node.inputs[2] is None and node.attributes["activation"] is None:
+        channels = y.ndim - 1 if node.attributes["channels_last"] else 1
+    else:
+        return None
+    if _padded(bias.shape, y.ndim) != _along(y.shape, channels):
+        return None
+    flat = reshape(bias, (y.shape[channels],))
+    if function is matmul:
+        return affine(*operands, flat)
+    layer: Tensor = apply(CONV, (*node.inputs[:2], flat), node.attributes)[0]
+    return layer
+
+
+def _padded(shape: tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    return (1,) * (ndim - len(shape)) + shape
+
+
+def _along(shape: tuple[int, ...], *axes: int) -> tuple[int, ...]:
+    """The shape with all other axes of size 1."""
+    return tuple(n if axis in axes else 1 for axis, n in enumerate(shape))
+
+
+# ---- moments ---------------------------------------------------------------------------------------------------------
 
 
 def normalize(
@@ -30,16 +83,16 @@ def normalize(
 ) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * gamma + beta``, of a mean and a variance that are given and have gradients."""
     graph = current_graph()
-    if graph is not None and graph.joins_moments:
+    if graph is not None and graph.joins is not None and graph.joins.first:
         found = _joined(*(None if t is None else identity(t) for t in (x, mean, var, gamma, beta)), float(eps))
         if found is not None:
             return found
-    return _affine(multiply(subtract(x, mean), rsqrt(add(var, float(eps)))), gamma, beta)
+    return _affine(multiply(subtract(x, mean), rsqrt(plain_add(var, float(eps)))), gamma, beta)
 
 
 def _affine(normalized: Tensor, gamma: Operand | None, beta: Operand | None) -> Tensor:
     scaled = normalized if gamma is None else multiply(normalized, gamma)
-    return scaled if beta is None else add(scaled, beta)
+    return scaled if beta is None else plain_add(scaled, beta)
 
 
 class _Layer(NamedTuple):
@@ -67,8 +120,7 @@ def _joined(
     def fits(layer: _Layer, parameter: Tensor | None) -> bool:
         if parameter is None:
             return True
-        shape = (1,) * (x.ndim - parameter.ndim) + parameter.shape
-        return parameter.dtype == x.dtype and shape == layer.parameters
+        return parameter.dtype == x.dtype and _padded(parameter.shape, x.ndim) == layer.parameters
 
     layer = max(layers, key=lambda one: (fits(one, gamma), fits(one, beta)))
     scale = gamma if fits(layer, gamma) else None
@@ -87,17 +139,13 @@ def _layers(shape: tuple[int, ...], axes: tuple[int, ...]) -> list[_Layer]:
     """The normalizations over these axes, the one with the simplest statistics first."""
     ndim = len(shape)
     kept = [axis for axis in range(ndim) if axis not in axes]
-
-    def along(*chosen: int) -> tuple[int, ...]:
-        return tuple(n if axis in chosen else 1 for axis, n in enumerate(shape))
-
     found: list[_Layer] = []
     if axes and kept == list(range(len(kept))):
-        found.append(_Layer("layer_norm", len(kept), along(*axes)))
+        found.append(_Layer("layer_norm", len(kept), _along(shape, *axes)))
     if len(kept) == 1 and ndim >= 2:
-        found.append(_Layer("batch_norm", kept[0], along(kept[0])))
+        found.append(_Layer("batch_norm", kept[0], _along(shape, kept[0])))
     if len(kept) == 2 and kept[0] == 0 and ndim >= 3:
-        found.append(_Layer("instance_norm", kept[1], along(kept[1])))
+        found.append(_Layer("instance_norm", kept[1], _along(shape, kept[1])))
     return found
 
 
@@ -136,7 +184,7 @@ def _reduced(x: Tensor, tensor: Tensor, axes: tuple[int, ...]) -> Tensor | None:
 
 
 def _keeps(x: Tensor, reduced: Tensor, axes: tuple[int, ...]) -> bool:
-    return (1,) * (x.ndim - reduced.ndim) + reduced.shape == kept_shape(x.shape, axes)
+    return _padded(reduced.shape, x.ndim) == kept_shape(x.shape, axes)
 
 
 def _reshaped(tensor: Tensor) -> Tensor:
