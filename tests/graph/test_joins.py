@@ -10,6 +10,7 @@ import pytest
 
 from retrograd import graph
 from retrograd.graph import Recording, Symbol, Variable
+from retrograd.graph.joins import add as joined_add
 from retrograd.graph.joins import normalize
 
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -259,3 +260,131 @@ def test_programs_of_functions_join_nothing() -> None:
     program = graph.compile(function, x)
     assert "norm" not in [step.operation.name for step in program.plan.steps]
     assert program(x).tobytes() == np.asarray(function(x)).tobytes()
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+
+
+class Biased:
+    """A layer, its sum with a bias, and a loss."""
+
+    def __init__(self, layer: Callable[..., Any], x: tuple[int, ...], w: tuple[int, ...], b: tuple[int, ...]) -> None:
+        self.r = r = Recording()
+        shape = layer(array(x, 0), array(w, 1)).shape
+        self.arrays = [array(x, 0), array(w, 1), array(b, 2), array(np.broadcast_shapes(shape, b), 3)]
+        self.fed = [r.placeholder(a.shape, F64, name) for a, name in zip(self.arrays, "xwbg", strict=True)]
+        self.inside = r.call(layer, self.fed[:2])[0]
+        self.layer = layer
+
+    def added(self, reverse: bool = False) -> Symbol:
+        operands = (self.fed[2], self.inside) if reverse else (self.inside, self.fed[2])
+        return self.r.call(joined_add, operands)[0]
+
+    def run(self, *targets: Symbol) -> tuple[list[Any], list[str]]:
+        specs = {s: graph.spec(a.shape, F64) for s, a in zip(self.fed, self.arrays, strict=True)}
+        program = self.r.program(specs, targets)
+        found = program.arrays(tuple(self.arrays))
+        assert found is not None
+        return [a.copy() for a in found], [step.operation.name for step in program.plan.steps]
+
+    def expected(self) -> list[Any]:
+        """y and the gradients, by a program of functions, which joins nothing."""
+
+        def function(x: Any, w: Any, b: Any, g: Any) -> Any:
+            y = self.layer(x, w) + b
+            return [y, *graph.gradients(y, [x, w, b], seed=g)]
+
+        return [np.asarray(a) for a in graph.compile(function, *self.arrays)(*self.arrays)]
+
+
+def conv(x: Any, w: Any) -> Any:
+    return graph.conv(x, w, padding=1)
+
+
+def conv_last(x: Any, w: Any) -> Any:
+    return graph.conv(x, graph.transpose(w, (3, 2, 0, 1)), padding=1, channels_last=True)
+
+
+def conv_transpose(x: Any, w: Any) -> Any:
+    return graph.conv_transpose(x, w)
+
+
+LAYERS: tuple[tuple[Any, ...], ...] = (
+    (graph.matmul, (5, 7), (7, 3), (3,), "linear"),
+    (graph.matmul, (5, 7), (7, 3), (1, 3), "linear"),
+    (graph.matmul, (2, 5, 7), (7, 3), (1, 1, 3), "linear"),
+    (graph.matmul, (0, 7), (7, 3), (3,), "linear"),
+    (conv, (2, 3, 5, 5), (4, 3, 3, 3), (4, 1, 1), "conv"),
+    (conv, (2, 3, 5, 5), (4, 3, 3, 3), (1, 4, 1, 1), "conv"),
+    (conv_last, (2, 5, 5, 3), (3, 3, 3, 4), (4,), "conv"),
+    (conv_transpose, (2, 3, 5, 5), (3, 4, 3, 3), (4, 1, 1), "conv"),
+    (graph.matmul, (5, 7), (7, 3), (5, 1), ""),  # none of these is a bias
+    (graph.matmul, (5, 7), (7, 3), (5, 3), ""),
+    (graph.matmul, (5, 7), (7, 3), (2, 5, 3), ""),
+    (graph.matmul, (5, 7), (7, 3), (), ""),
+    (graph.matmul, (2, 5, 7), (2, 7, 3), (3,), ""),
+    (graph.matmul, (7,), (7, 3), (3,), ""),
+    (conv, (2, 3, 5, 5), (4, 3, 3, 3), (5,), ""),
+    (conv, (2, 3, 4, 4), (4, 3, 3, 3), (4,), ""),  # along the rows
+)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("case", LAYERS, ids=str)
+def test_layers_with_a_bias(case: tuple[Any, ...], reverse: bool) -> None:
+    *settings, joined = case
+    biased = Biased(*settings)
+    y = biased.added(reverse)
+    loss = biased.r.call(graph.multiply, (y, biased.fed[3]))[0]
+    found, steps = biased.run(y, *biased.r.gradients(loss, biased.fed[:3]))
+    apart = biased.expected()
+    assert ("add" not in steps) == bool(joined), steps
+    assert not joined or f"{joined}_backward" in steps
+    for got, expected in zip(found, apart, strict=True):
+        assert got.shape == expected.shape
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", [LAYERS[0], LAYERS[4]], ids=str)
+def test_a_layer_that_is_read_elsewhere_is_computed_once(case: tuple[Any, ...]) -> None:
+    biased = Biased(*case[:4])
+    y = biased.added()
+    (inside, found), steps = biased.run(biased.inside, y)
+    np.testing.assert_allclose(inside + biased.arrays[2], found, rtol=1e-13)
+    assert steps.count("matmul") + steps.count("conv") + steps.count("linear") == 1
+    biased = Biased(*case[:4])  # it is differentiated
+    (slope,) = biased.r.gradients(biased.added(), [biased.inside])
+    np.testing.assert_array_equal(biased.run(slope)[0][0], np.ones(inside.shape))
+
+
+def test_the_operands_of_a_joined_product_are_those_of_the_call() -> None:
+    """A variable that is assigned before the product is read has its new value, in the product with the bias too."""
+    r = Recording()
+    w = r.variable(Variable(np.eye(2, dtype=np.float32)), "w")
+    x = r.constant(np.ones((3, 2), np.float32))
+    (new,) = r.call(graph.multiply, (w, r.constant(np.float32(5))))
+    store = r.assign(w, new)
+    r.dependencies = (store,)
+    (product,) = r.call(graph.matmul, (x, w))
+    (y,) = r.call(joined_add, (product, r.constant(np.asarray([1, 2], np.float32))))
+    r.dependencies = ()
+    program = r.program({}, [y], [store])
+    assert "linear" in [step.operation.name for step in program.plan.steps]
+    (found,) = program.arrays(()) or ()
+    np.testing.assert_array_equal(found, [[6, 7]] * 3)
+
+
+def test_second_derivatives_of_a_layer_with_a_bias() -> None:
+    biased = Biased(*LAYERS[0][:4])
+    y = biased.r.call(graph.square, (biased.added(),))[0]
+    (dw,) = biased.r.gradients(y, [biased.fed[1]])
+    (ddx,) = biased.r.gradients(biased.r.call(graph.square, (dw,))[0], [biased.fed[0]])
+    (found,), steps = biased.run(ddx)
+    assert "linear" in steps
+
+    def function(x: Any, w: Any, b: Any) -> Any:
+        (dw,) = graph.gradients(graph.sum(graph.square(x @ w + b)), [w])
+        return graph.gradients(graph.sum(graph.square(dw)), [x])[0]
+
+    arguments = biased.arrays[:3]
+    np.testing.assert_allclose(found, graph.compile(function, *arguments)(*arguments), rtol=1e-11, atol=1e-11)

@@ -56,7 +56,7 @@ def _with_bias(y: Tensor, bias: Tensor, joins: Joins) -> Tensor | None:
         return None
     flat = reshape(bias, (y.shape[channels],))
     if function is matmul:
-        return affine(*operands, flat)
+        return affine(operands[0], operands[1], flat)
     layer: Tensor = apply(CONV, (*node.inputs[:2], flat), node.attributes)[0]
     return layer
 
@@ -84,7 +84,8 @@ def normalize(
     """``(x - mean) / sqrt(var + eps) * gamma + beta``, of a mean and a variance that are given and have gradients."""
     graph = current_graph()
     if graph is not None and graph.joins is not None and graph.joins.first:
-        found = _joined(*(None if t is None else identity(t) for t in (x, mean, var, gamma, beta)), float(eps))
+        scale, shift = (None if t is None else identity(t) for t in (gamma, beta))
+        found = _joined(identity(x), identity(mean), identity(var), scale, shift, float(eps))
         if found is not None:
             return found
     return _affine(multiply(subtract(x, mean), rsqrt(plain_add(var, float(eps)))), gamma, beta)
@@ -104,12 +105,9 @@ class _Layer(NamedTuple):
 
 
 def _joined(
-    x: Tensor | None, mean: Tensor | None, var: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float
+    x: Tensor, mean: Tensor, var: Tensor, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> Tensor | None:
     """The engine's normalization; None: it has none for this."""
-    assert x is not None
-    assert mean is not None
-    assert var is not None
     axes = _moment_axes(x, mean, var)
     if axes is None or not 0 <= eps < math.inf:
         return None
@@ -125,8 +123,8 @@ def _joined(
     layer = max(layers, key=lambda one: (fits(one, gamma), fits(one, beta)))
     scale = gamma if fits(layer, gamma) else None
     shift = beta if scale is gamma and fits(layer, beta) else None
-    flat = [None if p is None else reshape(p, _own_shape(layer, x.shape)) for p in (scale, shift)]
-    y = layer_of_norm(layer.kind, x, *flat, layer.axis, eps)
+    own_gamma, own_beta = (None if p is None else reshape(p, _own_shape(layer, x.shape)) for p in (scale, shift))
+    y = layer_of_norm(layer.kind, x, own_gamma, own_beta, layer.axis, eps)
     return _affine(y, None if scale is gamma else gamma, None if shift is beta else beta)
 
 

@@ -51,7 +51,9 @@ def _step(settings: Sequence[Array | None], lists: Sequence[Sequence[Array]], ki
     """Update arrays in place."""
     neutral = gradient_terms(1.0, None, 0.0, 0.0), norm_terms(None, None, None, None, False)
     rule = optimizer_rule(_KINDS[kind], *neutral, False, 0.0, 0.0, 0.0, 0.0, 0.0)
-    refuse(rule.given_step(*(list(one) for one in lists), *settings, False, 0))
+    values, gradients, momentum, velocity, largest = (list(one) for one in lists)
+    rate, beta1, beta2, eps = settings
+    refuse(rule.given_step(values, gradients, momentum, velocity, largest, rate, beta1, beta2, eps, False, 0))
 
 
 def _compute(inputs: Sequence[Array | None], results: Sequence[Array], *, kind: str) -> None:

@@ -505,30 +505,35 @@ GRAPH["scan_backward"] = Rule(
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 
+def _one(a: Any) -> Any:
+    return wide(a).reshape(())
+
+
 def _update(rate: Any, beta1: Any, beta2: Any, eps: Any, p: Any, g: Any, m: Any, v: Any, top: Any, *, kind: str) -> Any:
-    rate, p, g = (wide(a) for a in (rate, p, g))
     if kind == "sgd":
-        return (p - rate.reshape(()) * g,)
-    settings = {"learning_rate": 1.0, "beta1": wide(beta1).reshape(()), "beta2": wide(beta2).reshape(())}
-    corrected = [1 - settings[name] ** 1 for name in ("beta1", "beta2")]  # those that adam_step makes
-    settings["learning_rate"] = rate.reshape(()) * corrected[0] / np.sqrt(corrected[1])
-    return adam_step(p, g, m, v, top, step=1, eps=wide(eps).reshape(()), epsilon_hat=True, **settings)
+        return (wide(p) - _one(rate) * wide(g),)
+    keep1, keep2 = _one(beta1), _one(beta2)
+    corrected = _one(rate) * (1 - keep1) / np.sqrt(1 - keep2)  # adam_step makes the opposite correction
+    return adam_step(
+        p, g, m, v, top, step=1, learning_rate=corrected, beta1=keep1, beta2=keep2, eps=_one(eps), epsilon_hat=True
+    )
 
 
 def _update_vjp(dys: Gradients, results: Sequence[Array], *arrays: Any, kind: str) -> Gradients:
     shapes = [None if a is None else a.shape for a in arrays]
-    rate, beta1, beta2, eps, p, g, m, v, top = (None if a is None else wide(a) for a in arrays)
-    dp, *others = (np.zeros(p.shape, p.dtype) if dy is None else wide(dy) for dy in dys)
+    g, m, v, top = (None if a is None else wide(a) for a in arrays[5:])
+    dp, *others = (np.zeros(arrays[4].shape) if dy is None else wide(dy) for dy in dys)
 
-    def total(terms: Array, i: int) -> Array:
+    def total(terms: Array, i: int) -> Any:
         return np.asarray(terms.sum()).reshape(shapes[i])
 
+    assert g is not None
+    rate = _one(arrays[0])
     if kind == "sgd":
-        return [total(-g * dp, 0), None, None, None, dp, -rate.reshape(()) * dp, None, None, None]
-    rate, beta1, beta2, eps = (a.reshape(()) for a in (rate, beta1, beta2, eps))
+        return [total(-g * dp, 0), None, None, None, dp, -rate * dp, None, None, None]
+    beta1, beta2, eps = (_one(a) for a in arrays[1:4])
     new_m, new_v = wide(results[1]), wide(results[2])
-    largest = new_v if top is None else wide(results[3])
-    root = np.sqrt(largest)
+    root = np.sqrt(new_v if top is None else wide(results[3]))
     dm = others[0] - rate * dp / (root + eps)
     deps = rate * dp * new_m / (root + eps) ** 2
     dlargest = deps / (2 * root) + (0 if top is None else others[2])
@@ -544,7 +549,7 @@ def _update_vjp(dys: Gradients, results: Sequence[Array], *arrays: Any, kind: st
     return [*settings, dp, dg, beta1 * dm, beta2 * dv, None if top is None else dlargest * (1 - wins)]
 
 
-def _share(a: Array, b: Array) -> Array:
+def _share(a: Array, b: Array) -> Any:
     return np.where(a > b, 1.0, np.where(a == b, 0.5, 0.0))
 
 
