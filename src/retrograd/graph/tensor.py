@@ -27,7 +27,11 @@ from .operators import Operators
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 # A line of these packages is not the user's.
-_PACKAGES: Final = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "nn") + os.sep)
+_PACKAGES: Final = (
+    _HERE + os.sep,
+    *(os.path.join(os.path.dirname(_HERE), name) + os.sep for name in ("nn", "bnns", "mpsgraph")),
+    "<declared>",  # the generated methods of bnns
+)
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
 INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64))
 BOOL: Final = np.dtype(np.bool_)
