@@ -469,15 +469,11 @@ struct RowBackward : BackwardContext<A> {
     void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const RowSums& sums,
                      int64_t col) const {
         A slope_b[kRowGroup], slope_k[kRowGroup];
-        const double share = 1 / g.set_size();
-        for (int64_t row = 0; row < b.rows; ++row) {
-            if (call.frozen) {
-                slope_b[row] = slope_k[row] = 0;
-                continue;
-            }
-            const Slope<A> slope(double(s.rstd[row]), sums.g[row] * share, sums.g_xhat[row] * share);
-            slope_b[row] = slope.b;
-            slope_k[row] = slope.k;
+        if (call.frozen) {
+            std::fill_n(slope_b, b.rows, A(0));
+            std::fill_n(slope_k, b.rows, A(0));
+        } else {
+            kernels.row_slopes(b.rows, s.rstd, sums.g, sums.g_xhat, 1 / g.set_size(), {slope_b, slope_k});
         }
         this->write(b, my_tile<A>(), [&](Target<A> dx) {
             kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx);

@@ -25,6 +25,7 @@ constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per c
 constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
 constexpr int64_t kCenterElements = 64;  // for planes and long rows: of this many elements
 constexpr int64_t kRowGroup = 16;        // short rows processed together; not more than kColumnRows
+static_assert(kRowGroup % kRowLanes == 0 && kRowGroup <= kColumnRows);
 
 // ---- scratch -------------------------------------------------------------------------------------------------------
 
