@@ -220,6 +220,12 @@ struct PairTerm {
 struct RowSum {
     ShortSum first, second;
 
+    template <class A>
+    explicit RG_INLINE RowSum(PairSum<A>& sum) {
+        sum.flush();
+        first = shorten(sum.first_total);
+        second = shorten(sum.second_total);
+    }
     template <class A, class AnyWidth, class Term>
     RG_INLINE RowSum(AnyWidth width, const A*, int64_t cols, const Term& term) {
         constexpr int vectors = PairSum<A>::kVectors, whole = AnyWidth::vectors;

@@ -134,17 +134,17 @@ RG_INLINE Vec<A> row_value(Flags flags, Vec<A> xhat, RowParameters<A> parameters
 // does a vector of the row, with `two` also of the next. What runs along a row, such as gamma, is then read half as
 // often. Vectors are aligned in `out` as by for_vectors.
 template <class AnyWidth, class A, class Pass>
-RG_INLINE void for_row_pairs(AnyWidth, BlockSize size, const Target<A>& out, const Pass& pass) {
+RG_INLINE void for_row_pairs(AnyWidth, bool aligned, BlockSize size, const Target<A>& out, const Pass& pass) {
     constexpr int64_t lanes = kLanes<A>;
     int64_t row = 0;
     const auto over = [&](const auto& put) RG_INLINE_LAMBDA {
         if constexpr (AnyWidth::vectors > 0) {
             unrolled<AnyWidth::vectors>([&](int k) RG_INLINE_LAMBDA { put(k * lanes, int64_t(0)); });
         } else {
-            for_vectors(true, out.data + row * out.stride, size.cols, put);
+            for_vectors(aligned, out.data + row * out.stride, size.cols, put);
         }
     };
-    if (AnyWidth::vectors > 0 || out.stride % lanes == 0) {
+    if (AnyWidth::vectors > 0 || !aligned || out.stride % lanes == 0) {
         for (; row + 2 <= size.rows; row += 2) pass(row, Flag<true>(), over);
     }
     for (; row < size.rows; ++row) pass(row, Flag<false>(), over);
@@ -173,10 +173,13 @@ struct RowValues {
 };
 
 template <ActivationKind kAct, class Streamed, class Flags, class A>
-void row_apply_as(Streamed streamed, Flags flags, BlockSize size, Run<const A> x, Standardization<const A*> statistics,
-                  RowParameters<A> parameters, Target<A> y) {
+void row_apply_as(Streamed streamed, Flags flags, BlockSize size, Run<const A> of_x,
+                  Standardization<const A*> statistics, RowParameters<A> of_row, Target<A> to_y) {
     const auto run = [&](auto width) {
-        for_row_pairs(width, size, y, [&](int64_t row, auto two, const auto& over) RG_INLINE_LAMBDA {
+        const Run<const A> x = of_x;  // copies, as in row_sums_as
+        const Target<A> y = to_y;
+        const RowParameters<A> parameters = of_row;
+        for_row_pairs(width, true, size, y, [&](int64_t row, auto two, const auto& over) RG_INLINE_LAMBDA {
             constexpr bool both = two.value;
             const RowValues<both, A> c(statistics.center, row), m(statistics.rstd, row), o(statistics.offset, row);
             const A* const from = x.data + row * x.stride;
@@ -250,29 +253,51 @@ RG_INLINE A* chain_of(A* chains, int64_t i) {
 }
 
 template <ActivationKind kAct, bool kGamma, bool kChains, class A>
-void row_sums_as(BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics, const A* gamma,
-                 double* sum_g, double* sum_g_xhat, A* chains) {
-    with_width_if_cheap<kAct, A>(false, size.cols, [&](auto width) {
+void row_sums_as(BlockSize size, Run<const A> of_x, Gradient<A> of_dz, Standardization<const A*> statistics,
+                 const A* of_gamma, double* sum_g, double* sum_g_xhat, A* to_chains) {
+    const auto run = [&](auto width) {
+        // Copies, because a store may change what is captured by reference, as far as the compiler can tell.
+        Run<const A> x = of_x;
+        Gradient<A> g = of_dz;
+        const A* const gamma = of_gamma;
+        A* const chains = to_chains;
         sum_rows(width, size.rows, sum_g, sum_g_xhat, [&](int64_t row) RG_INLINE_LAMBDA {
             const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
             const Vec<A> o = splat(statistics.offset[row]);
-            const A *const from = x.data + row * x.stride, *const dy = g.dy + row * g.dy_stride;
-            const A* const y = g.y + row * g.y_stride;
-            return RowSum(width, from, size.cols, [&](int64_t i, int k, int64_t n) RG_INLINE_LAMBDA {
-                const Vec<A> v = n ? load_part(from + i, n, c) : load(from + i);
-                const Vec<A> dz = read_dz<kAct>(dy + i, y + i, n), xhat = fma(v - c, m, o);
-                if (kChains) {
-                    // k tells the place in a cache line at compile time.
-                    A* const first = chains + 2 * i - k * kLanes<A> % kChainLine<A>;
-                    A* const second = first + kChainLine<A>;
-                    write(first, n, read(first, n) + dz);
-                    write(second, n, fma(dz, xhat, read(second, n)));
-                }
-                const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
-                return PairTerm<A>{gradient, gradient, xhat};
-            });
+            if constexpr (width.vectors > 0) {
+                const A *const from = x.data + row * x.stride, *const dy = g.dy + row * g.dy_stride;
+                return RowSum(width, from, size.cols, [&](int64_t i, int, int64_t) RG_INLINE_LAMBDA {
+                    const Vec<A> dz = load(dy + i), xhat = fma(load(from + i) - c, m, o);
+                    const Vec<A> gradient = kGamma ? dz * load(gamma + i) : dz;
+                    return PairTerm<A>{gradient, gradient, xhat};
+                });
+            } else {
+                PairSum<A> sum;
+                const auto add = [&](int64_t i, int64_t n, Vec<A> v, Vec<A>& s, Vec<A>& q) RG_INLINE_LAMBDA {
+                    const Vec<A> dz = read_dz<kAct>(g, i, n), xhat = fma(v - c, m, o);
+                    const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
+                    s += gradient;
+                    q = fma(gradient, xhat, q);
+                    if (kChains) {
+                        A *first = chain_of(chains, i), *second = first + kChainLine<A>;
+                        write(first, n, read(first, n) + dz);
+                        write(second, n, fma(dz, xhat, read(second, n)));
+                    }
+                };
+                sum.run(
+                    size.cols,
+                    [&](int64_t i, Vec<A>& s, Vec<A>& q)
+                        RG_INLINE_LAMBDA { add(i, int64_t(0), load(x.data + i), s, q); },
+                    [](int64_t, int) {},
+                    [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
+                        RG_INLINE_LAMBDA { add(i, n, load_part(x.data + i, n, c), s, q); });
+                x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride;
+                return RowSum(sum);
+            }
         });
-    });
+    };
+    if constexpr (kAct == ActivationKind::identity && !kChains) return with_width<A>(size.cols, run);
+    run(Width<0>());
 }
 
 template <class A>
@@ -291,8 +316,34 @@ void row_sums(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardiza
 template <ActivationKind kAct, bool kGamma, class Streamed, class A>
 void row_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g, Standardization<const A*> statistics,
                const A* gamma, RowSlopes<const A*> slopes, Target<A> dx) {
+    for (int64_t row = 0; row < size.rows; ++row) {
+        const Vec<A> c = splat(statistics.center[row]), m = splat(statistics.rstd[row]);
+        const Vec<A> o = splat(statistics.offset[row]), b = splat(slopes.b[row]), k = splat(slopes.k[row]);
+        for_vectors(streamed.value, dx.data, size.cols, [&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
+            if (x.ahead) {
+                prefetch(x.data + i + x.ahead);
+                prefetch(g.dy + i + g.ahead);
+                if (kAct != ActivationKind::identity) prefetch(g.y + i + g.ahead);
+            }
+            const Vec<A> xhat = fma(read(x.data + i, n) - c, m, o), dz = read_dz<kAct>(g, i, n);
+            const Vec<A> gradient = kGamma ? dz * read(gamma + i, n) : dz;
+            write(streamed.value, dx.data + i, n, fma(m, gradient, fma(b, xhat, k)));
+        });
+        x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride, dx.data += dx.stride;
+    }
+}
+
+// The same with chains, for short rows: two at a time, so that the chains are read and written half as often.
+template <ActivationKind kAct, bool kGamma, class A>
+void row_dx_chains(BlockSize size, Run<const A> of_x, Gradient<A> of_dz, Standardization<const A*> statistics,
+                   const A* of_gamma, RowSlopes<const A*> slopes, Target<A> to_dx, A* to_chains) {
     const auto run = [&](auto width) {
-        for_row_pairs(width, size, dx, [&](int64_t row, auto two, const auto& over) RG_INLINE_LAMBDA {
+        const Run<const A> x = of_x;  // copies, as in row_sums_as
+        const Gradient<A> g = of_dz;
+        const Target<A> dx = to_dx;
+        const A* const gamma = of_gamma;
+        A* const chains = to_chains;
+        for_row_pairs(width, false, size, dx, [&](int64_t row, auto two, const auto& over) RG_INLINE_LAMBDA {
             constexpr bool both = two.value;
             const RowValues<both, A> c(statistics.center, row), m(statistics.rstd, row), o(statistics.offset, row);
             const RowValues<both, A> b(slopes.b, row), k(slopes.k, row);
@@ -301,31 +352,33 @@ void row_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g,
             A* const to = dx.data + row * dx.stride;
             over([&](int64_t i, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> factor = kGamma ? read(gamma + i, n) : Vec<A>{};
+                A *const first = chain_of(chains, i), *const second = first + kChainLine<A>;
+                Vec<A> sum = read(first, n), sum_xhat = read(second, n);
                 for_pair<both>([&](int r) RG_INLINE_LAMBDA {
-                    const A *const at = from + r * x.stride + i, *const dy_at = dy + r * g.dy_stride + i;
-                    const A* const y_at = y + r * g.y_stride + i;
-                    if (width.vectors == 0 && x.ahead) {
-                        prefetch(at + x.ahead);
-                        prefetch(dy_at + g.ahead);
-                        if (kAct != ActivationKind::identity) prefetch(y_at + g.ahead);
-                    }
-                    const Vec<A> xhat = fma(read(at, n) - c.at[r], m.at[r], o.at[r]);
+                    const A *const dy_at = dy + r * g.dy_stride + i, *const y_at = y + r * g.y_stride + i;
+                    const Vec<A> xhat = fma(read(from + r * x.stride + i, n) - c.at[r], m.at[r], o.at[r]);
                     const Vec<A> dz = read_dz<kAct>(dy_at, y_at, n), gradient = kGamma ? dz * factor : dz;
-                    write(streamed.value, to + r * dx.stride + i, n,
-                          fma(m.at[r], gradient, fma(b.at[r], xhat, k.at[r])));
+                    sum += dz;
+                    sum_xhat = fma(dz, xhat, sum_xhat);
+                    write(to + r * dx.stride + i, n, fma(m.at[r], gradient, fma(b.at[r], xhat, k.at[r])));
                 });
+                write(first, n, sum);
+                write(second, n, sum_xhat);
             });
         });
     };
-    with_width_if_cheap<kAct, A>(streamed.value, size.cols, run);
+    with_width_if_cheap<kAct, A>(false, size.cols, run);
 }
 
 template <class A>
 void row_dx(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics, const A* gamma,
-            RowSlopes<const A*> slopes, Target<A> dx) {
+            RowSlopes<const A*> slopes, Target<A> dx, A* chains) {
     with_fused(dz.activation, [&](auto fused) {
-        with_stream<fused.kind>(dx.stream, [&](auto streamed) {
-            with_flag(gamma, [&](auto scaled) {
+        with_flag(gamma, [&](auto scaled) {
+            if (chains) {
+                return row_dx_chains<fused.kind, scaled.value>(size, x, dz, statistics, gamma, slopes, dx, chains);
+            }
+            with_stream<fused.kind>(dx.stream, [&](auto streamed) {
                 row_dx_as<fused.kind, scaled.value>(streamed, size, x, dz, statistics, gamma, slopes, dx);
             });
         });
