@@ -217,17 +217,17 @@ struct PairTerm {
 // The two sums of a row, with the bits of PairSum. term(i, k, n) computes a vector's terms: of whole vectors, n = 0,
 // and of the first n lanes, whatever is in the others. k is the vector's place in its group: i - k * lanes is a
 // multiple of the group.
-struct RowSum {
+struct SumsOfRow {
     ShortSum first, second;
 
     template <class A>
-    explicit RG_INLINE RowSum(PairSum<A>& sum) {
+    explicit RG_INLINE SumsOfRow(PairSum<A>& sum) {
         sum.flush();
         first = shorten(sum.first_total);
         second = shorten(sum.second_total);
     }
     template <class A, class AnyWidth, class Term>
-    RG_INLINE RowSum(AnyWidth width, const A*, int64_t cols, const Term& term) {
+    RG_INLINE SumsOfRow(AnyWidth width, const A*, int64_t cols, const Term& term) {
         constexpr int vectors = PairSum<A>::kVectors, whole = AnyWidth::vectors;
         constexpr int64_t lanes = kLanes<A>, step = vectors * lanes;
         Sum first_total, second_total;
@@ -300,7 +300,7 @@ RG_INLINE void sum_rows(AnyWidth, int64_t rows, double* first, double* second, c
     for_row_groups<(AnyWidth::vectors > 0)>(
         rows,
         [&](int64_t row, int64_t r) RG_INLINE_LAMBDA {
-            const RowSum sums = sum(row);
+            const SumsOfRow sums = sum(row);
             firsts[r] = sums.first;
             seconds[r] = sums.second;
         },

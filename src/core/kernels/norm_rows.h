@@ -48,7 +48,7 @@ void row_moments(BlockSize size, Run<const A> x, const double* center, double* s
         sum_rows(width, size.rows, sum, sum_sq, [&](int64_t row) RG_INLINE_LAMBDA {
             const A* const from = x.data + row * x.stride;
             const Vec<A> c = splat(A(center[row]));
-            return RowSum(width, from, size.cols, [&](int64_t i, int, int64_t n) RG_INLINE_LAMBDA {
+            return SumsOfRow(width, from, size.cols, [&](int64_t i, int, int64_t n) RG_INLINE_LAMBDA {
                 const Vec<A> d = (n ? load_part(from + i, n, c) : load(from + i)) - c;
                 return PairTerm<A>{d, d, d};
             });
@@ -266,7 +266,7 @@ void row_sums_as(BlockSize size, Run<const A> of_x, Gradient<A> of_dz, Standardi
             const Vec<A> o = splat(statistics.offset[row]);
             if constexpr (width.vectors > 0) {
                 const A *const from = x.data + row * x.stride, *const dy = g.dy + row * g.dy_stride;
-                return RowSum(width, from, size.cols, [&](int64_t i, int, int64_t) RG_INLINE_LAMBDA {
+                return SumsOfRow(width, from, size.cols, [&](int64_t i, int, int64_t) RG_INLINE_LAMBDA {
                     const Vec<A> dz = load(dy + i), xhat = fma(load(from + i) - c, m, o);
                     const Vec<A> gradient = kGamma ? dz * load(gamma + i) : dz;
                     return PairTerm<A>{gradient, gradient, xhat};
@@ -292,7 +292,7 @@ void row_sums_as(BlockSize size, Run<const A> of_x, Gradient<A> of_dz, Standardi
                     [&](int64_t i, int64_t n, Vec<A>& s, Vec<A>& q)
                         RG_INLINE_LAMBDA { add(i, n, load_part(x.data + i, n, c), s, q); });
                 x.data += x.stride, g.dy += g.dy_stride, g.y += g.y_stride;
-                return RowSum(sum);
+                return SumsOfRow(sum);
             }
         });
     };
