@@ -417,7 +417,7 @@ struct RowBackward : BackwardContext<A> {
     RowBackward(const NormBackward& c, const Geometry& geometry)
         : Base(c, geometry),
           // What comes from memory is prefetched, into the same cache.
-          grid(geometry, this->stream ? kRowElements / 2 : kRowElements,
+          grid(geometry, kColumnRows, this->stream ? kRowElements / 2 : kRowElements,
                3 * g.elements() * element_size(c.dtype) > far_cache_bytes()) {
         CallScratch& scratch = my_call_scratch();
         if (this->wants_parameters()) { totals = scratch.totals.take<double>(grid.chunks * 2 * g.C); }
