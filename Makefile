@@ -53,8 +53,9 @@ bench: $(VENV)/.package-done
 
 # SERVE=1 shows it at http://localhost:8000.
 docs: $(VENV)/.docs-done
+	@$(BIN)/python -c 'import torch, jax' || { echo "The reference needs PyTorch and JAX: $(BIN)/pip install torch jax"; exit 1; }
 	$(BIN)/python docs/site/stage.py build/docs/pages
-	PYTHONPATH=docs/site NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "build/docs/site/index.html"
 	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site)
 
@@ -155,8 +156,8 @@ $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	$(PIP) install --quiet --editable '.[test,plot,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
 
-$(VENV)/.docs-done: $(VENV)/.package-done pyproject.toml
-	$(PIP) install --quiet --editable '.[docs,distributed-docs]'
+$(VENV)/.docs-done: $(VENV)/.package-done
+	$(PIP) install --quiet --editable '.[docs]'
 	@touch $@
 
 # In a separate build directory: an incremental build shows only the warnings of the files it compiles. With WERROR=ON

@@ -27,8 +27,12 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
     """References such as :func:`lstm_backward` become links, if the reference has an entry."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
-        if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring.value, obj.path)
+        if obj.docstring is None:
+            return
+        obj.docstring.value = markdown(obj.docstring.value, obj.path)
+        if isinstance(obj, griffe.Class) and any("NamedTuple" in str(base) for base in obj.bases):
+            fields = ", ".join(f"`{name}`" for name, member in obj.members.items() if is_field(member))
+            obj.docstring.value += f"\n\nFields: {fields}."
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
         for room in reference.ROOMS:
@@ -38,6 +42,10 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
                 value = getattr(module, name)
                 if inspect.isroutine(value) and (room.module == "retrograd.bnns" or not is_spelled_out(target, name)):
                     target.set_member(name, function_of(name, value, target))
+
+
+def is_field(member: griffe.Object | griffe.Alias) -> bool:
+    return member.is_attribute and member.annotation is not None and "property" not in member.labels
 
 
 def is_spelled_out(module: griffe.Module, name: str) -> bool:

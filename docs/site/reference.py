@@ -78,8 +78,8 @@ def entry_of(name: str, place: str) -> str | None:
     parts = name.removeprefix("retrograd.").split(".")
     for module_name in [*inner, "retrograd"]:
         module = importlib.import_module(module_name)
-        if parts[0] in module.__all__ and is_shown(getattr(module, parts[0])):
-            return ".".join([module_name, *parts])
+        if parts[0] in module.__all__ and is_shown(value := getattr(module, parts[0])):
+            return ".".join([module_name, alias_of(parts[0], value, module) or parts[0], *parts[1:]])
     room = f"retrograd.{parts[0]}"
     if len(parts) > 1 and room in (room.module for room in ROOMS):
         module = importlib.import_module(room)

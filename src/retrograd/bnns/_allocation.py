@@ -60,7 +60,7 @@ class Allocating:
         *,
         repeating: object = None,
         initializingFrom: npt.ArrayLike | None = None,
-        randomIn: Sequence[float] | None = None,
+        randomIn: Sequence[float | np.floating[Any]] | None = None,
         randomUniformUsing: RandomGenerator | None = None,
         randomNormalUsing: RandomGenerator | None = None,
         using: np.random.Generator | None = None,
