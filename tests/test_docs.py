@@ -87,9 +87,8 @@ def test_python_blocks_have_types(tmp_path: Path) -> None:
         code = script_of(document) if document.suffix == ".md" else document.read_text(encoding="utf-8")
         paths[-1].write_text(code, encoding="utf-8")
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(tmp_path), "--no-pretty"]
-    run = subprocess.run(
-        [*command, *(path.name for path in paths)], capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path
-    )
+    command += [path.name for path in paths]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, cwd=tmp_path)
     assert run.returncode in (0, 1), run.stderr
     errors = [line for line in run.stdout.splitlines() if " error: " in line]
     assert [line for line in errors if not UNTYPED.search(line)] == []

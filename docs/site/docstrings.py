@@ -22,7 +22,6 @@ ROLE = re.compile(r":(?:func|class|meth|mod|data):`(~?)([\w.]+)`")
 CODE_FOLLOWS = re.compile(r"^\s*::\n|(?<=\S):(:)$", re.MULTILINE)  # before an indented block
 
 
-
 class Docstrings(griffe.Extension):  # type: ignore[misc]
     """References such as :func:`lstm_backward` become links, if the reference has an entry."""
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 # Contrast of at least 3 to 1 with white and with the dark page.
 INK, FASTER, TIE, SLOWER = "#7b858f", "#2f8bd0", "#8a949e", "#d9702a"
@@ -27,11 +28,21 @@ class Plot(NamedTuple):
     title: str
 
 
+STEP = ("AVX-512, step",)
 PLOTS = (
-    Plot("layers", "<!-- zen4 -->", ("AVX-512, step",), "A layer's training step: the fastest other library's time over retrograd's"),
-    Plot("gru", "### GRU and RNN", ("PyTorch", "JAX", "oneDNN"), "GRU, forward and backward, 1 thread: other libraries' time over retrograd's"),
-    Plot("steps", "### Whole training steps", ("PyTorch", "torch.compile", "JAX"), "Whole training steps, 1 thread: other libraries' time over retrograd's"),
-    Plot("conv", "<!-- xeon-conv -->", ("AVX-512, step",), "Convolutions and pooling, training step: PyTorch's time over retrograd's"),
+    Plot("layers", "<!-- zen4 -->", STEP, "A layer's training step: the fastest other library's time over retrograd's"),
+    Plot(
+        "gru", "### GRU and RNN", ("PyTorch", "JAX", "oneDNN"), "GRU, 1 thread: other libraries' time over retrograd's"
+    ),
+    Plot(
+        "steps",
+        "### Whole training steps",
+        ("PyTorch", "torch.compile", "JAX"),
+        "Whole training steps, 1 thread: other libraries' time over retrograd's",
+    ),
+    Plot(
+        "conv", "<!-- xeon-conv -->", STEP, "Convolutions and pooling, training step: PyTorch's time over retrograd's"
+    ),
 )
 
 
@@ -103,7 +114,7 @@ def draw(rows: Sequence[Sequence[Bar]], path: Path) -> None:
             place += height
         ticks = [tick for tick in (0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50) if low <= tick <= high]
         axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks], color=INK, size=8)
-        axes.xaxis.set_minor_locator(__import__("matplotlib.ticker", fromlist=["NullLocator"]).NullLocator())
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.tick_top()
         axes.tick_params(color=INK, left=False, labelleft=False)
         for side in axes.spines.values():
@@ -118,5 +129,6 @@ def with_plots(page: str, folder: Path) -> str:
         start, table = table_after(page, plot.after)
         draw(bars_of(table, plot.columns, plot.after), folder / f"{plot.name}.svg")
         picture = f"![{plot.title}](plots/{plot.name}.svg){{ .plot }}"
-        page = page[:start] + f"{plot.title}; above 1x retrograd is faster, and the grey band is a tie.\n\n{picture}\n\n" + page[start:]
+        about = f"{plot.title}; above 1x retrograd is faster, and the grey band is a tie."
+        page = f"{page[:start]}{about}\n\n{picture}\n\n{page[start:]}"
     return page

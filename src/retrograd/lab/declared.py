@@ -93,7 +93,7 @@ def _swift_class(key: str, kind: type) -> Iterator[str]:
             seen = seen and name in kind.__annotations__
         elif isinstance(value, classmethod) and value.__func__.__name__ != name:  # set in a loop
             methods += ["        @classmethod", _function(name, value.__func__, "        ")]
-        elif isinstance(value, classmethod) and inspect.signature(value.__func__).return_annotation == kind.__name__:
+        elif isinstance(value, classmethod) and name[0] != "_" and _returns(value.__func__, kind):
             own += ["        @classmethod", _function(name, value.__func__, "        ")]
         elif is_made(value):
             methods += ["        @classmethod"] * isinstance(value, classmethod)
@@ -105,6 +105,10 @@ def _swift_class(key: str, kind: type) -> Iterator[str]:
         yield from cases
         for line in methods + own:  # they return the class of this name
             yield line.replace(f" -> _{kind.__name__}:", f" -> BNNS.{key}:")
+
+
+def _returns(function: Any, kind: type) -> bool:
+    return bool(inspect.signature(function).return_annotation == kind.__name__)
 
 
 def _function(name: str, function: Any, indent: str) -> str:
