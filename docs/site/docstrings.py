@@ -40,6 +40,11 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
             for name in module.__all__:
                 value = getattr(module, name)
                 if inspect.isroutine(value) and (room.module == "retrograd.bnns" or not is_spelled_out(target, name)):
+                    hidden = target.members.get(name)
+                    if isinstance(hidden, griffe.Module):  # its functions are shown under this module's name
+                        for member in hidden.members.values():
+                            if isinstance(member, griffe.Object):
+                                self.on_object(obj=member)
                     target.set_member(name, function_of(name, value, target))
 
 

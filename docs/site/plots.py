@@ -31,18 +31,14 @@ class Plot(NamedTuple):
 STEP = ("AVX-512, step",)
 PLOTS = (
     Plot("layers", "<!-- zen4 -->", STEP, "A layer's training step: the fastest other library's time over retrograd's"),
-    Plot(
-        "gru", "### GRU and RNN", ("PyTorch", "JAX", "oneDNN"), "GRU, 1 thread: other libraries' time over retrograd's"
-    ),
+    Plot("gru", "### GRU and RNN", ("PyTorch", "JAX", "oneDNN"), "GRU, 1 thread: the others' time over retrograd's"),
     Plot(
         "steps",
         "### Whole training steps",
         ("PyTorch", "torch.compile", "JAX"),
         "Whole training steps, 1 thread: other libraries' time over retrograd's",
     ),
-    Plot(
-        "conv", "<!-- xeon-conv -->", STEP, "Convolutions and pooling, training step: PyTorch's time over retrograd's"
-    ),
+    Plot("conv", "<!-- xeon-conv -->", STEP, "Convolutions, pooling, training step: PyTorch's time over retrograd's"),
 )
 
 

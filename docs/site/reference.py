@@ -76,13 +76,11 @@ def entry_of(name: str, place: str) -> str | None:
     """The full name of the entry that a docstring's reference means, if there is one. `place` is where it stands."""
     inner = [room.module for room in ROOMS[1:] if place.startswith(room.module + ".")]
     parts = name.removeprefix("retrograd.").split(".")
-    for module_name in [*inner, "retrograd"]:
+    wanted = [(module, parts) for module in [*inner, "retrograd"]]
+    if f"retrograd.{parts[0]}" in (room.module for room in ROOMS):
+        wanted.append((f"retrograd.{parts[0]}", parts[1:]))
+    for module_name, path in wanted:
         module = importlib.import_module(module_name)
-        if parts[0] in module.__all__ and is_shown(value := getattr(module, parts[0])):
-            return ".".join([module_name, alias_of(parts[0], value, module) or parts[0], *parts[1:]])
-    room = f"retrograd.{parts[0]}"
-    if len(parts) > 1 and room in (room.module for room in ROOMS):
-        module = importlib.import_module(room)
-        if parts[1] in module.__all__ and is_shown(getattr(module, parts[1])):
-            return ".".join([room, *parts[1:]])
+        if path and path[0] in module.__all__ and is_shown(value := getattr(module, path[0])):
+            return ".".join([module_name, alias_of(path[0], value, module) or path[0], *path[1:]])
     return None
