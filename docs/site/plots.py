@@ -89,7 +89,7 @@ def draw(rows: Sequence[Sequence[Bar]], path: Path) -> None:
     heights = [0.22 + 0.17 * len(row) for row in rows]
     total = sum(heights) + 0.4
     with rc_context(STYLE):
-        figure = Figure(figsize=(5.6, total))
+        figure = Figure(figsize=(4.2, total))
         axes = figure.add_axes((0.01, 0.0, 0.98, 1 - 0.3 / total))
         ratios = [bar.ratio for row in rows for bar in row]
         low, high = min(0.8, *ratios), max(1.25, *ratios)
