@@ -6,7 +6,6 @@ A Python function in autograd takes about 20 µs more than PyTorch's own in C++,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -49,10 +48,10 @@ def use_torch_below(elements: int | None) -> None:
     _chosen = elements
 
 
-def prefers_torch(kind: NormKind, x: Any, parameters: Iterable[Tensor | None]) -> bool:
+def prefers_torch(kind: NormKind, x: Any, weight: Any, bias: Any) -> bool:
     """Whether PyTorch's kernel takes less time for this input, or the same."""
     # A size in a graph would be a constant of it. Operators have no such choice.
-    if torch.compiler.is_compiling() or type(x) is not Tensor:
+    if type(x) is not Tensor or torch.compiler.is_compiling():
         return False
     size = x.numel()
     if _chosen is not None:
@@ -60,7 +59,7 @@ def prefers_torch(kind: NormKind, x: Any, parameters: Iterable[Tensor | None]) -
     if size < _LEAST[kind]:
         return True
     recorded = torch.is_grad_enabled() and (
-        x.requires_grad or any(one is not None and one.requires_grad for one in parameters)
+        x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
     )
     first, end = _RANGES[kind][2 * (torch.get_num_threads() > 1) + (not recorded)]
     if kind == "batch_norm" and size == x.shape[0] * x.shape[1]:

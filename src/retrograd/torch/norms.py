@@ -37,6 +37,14 @@ class Fused(Leaf):
         if activation is not None:
             self.activation = Activation(activation) if isinstance(activation, str) else activation
 
+    def _affine(self) -> tuple[Any, Any]:
+        """Weight and bias. An attribute of a module that is in no class takes microseconds to find."""
+        named = self._parameters
+        try:
+            return named["weight"], named["bias"]
+        except KeyError:  # a parametrized one is an attribute instead
+            return self.weight, self.bias
+
     def extra_repr(self) -> str:
         described: str = super().extra_repr()
         return described if self.activation is None else f"{described}, activation={self.activation!r}"
@@ -45,27 +53,40 @@ class Fused(Leaf):
 class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
+    def _running(self) -> tuple[Any, Any, Any]:
+        named = self._buffers
+        try:
+            return named["running_mean"], named["running_var"], named["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.num_batches_tracked
+
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("batch_norm", input, self._parameters.values()):
+        weight, bias = self._affine()
+        momentum = self.momentum
+        by_torch = self.activation is None and prefers_torch("batch_norm", input, weight, bias)
+        if by_torch and (momentum is None or input.dim() < 2 or input.numel() == input.shape[1]):
             return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
-        mean, var, batches = self.running_mean, self.running_var, None
-        if self.training:
-            if self.track_running_stats:
-                batches = self.num_batches_tracked
-            else:
-                mean = var = None
+        mean, var, batches = self._running()
+        if not self.training:
+            batches = None
+        elif not self.track_running_stats:
+            mean = var = batches = None
         training = self.training or (mean is None and var is None)
+        if by_torch and momentum is not None:  # what PyTorch's layer does, in fewer steps
+            if batches is not None:
+                batches.add_(1)
+            return torch.batch_norm(input, weight, bias, mean, var, training, momentum, self.eps, False)
         y = batch_norm(
             input,
             mean,
             var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             training,
-            self.momentum,
+            momentum,
             self.eps,
             activation=self.activation,
             batches=batches,
@@ -91,6 +112,9 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
     _unbatched: int  # axes of a single sample
 
     def forward(self, input: Any) -> Any:
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("instance_norm", input, weight, bias):
+            return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
@@ -104,8 +128,8 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
             x,
             self.running_mean,
             self.running_var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.training or not self.track_running_stats,
             self.momentum if self.momentum is not None else 0.0,
             self.eps,
@@ -136,19 +160,23 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("layer_norm", input, self._parameters.values()):
-            return super().forward(input)
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("layer_norm", input, weight, bias):
+            return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
+        return layer_norm(input, self.normalized_shape, weight, bias, self.eps, activation=self.activation)
 
 
 class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("group_norm", input, self._parameters.values()):
-            return super().forward(input)
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("group_norm", input, weight, bias):
+            if input.dim() < 2 or input.numel() == self.num_groups:  # which it refuses
+                return super().forward(input)
+            return torch.group_norm(input, self.num_groups, weight, bias, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)
+        return group_norm(input, self.num_groups, weight, bias, self.eps, activation=self.activation)

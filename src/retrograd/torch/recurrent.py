@@ -26,6 +26,8 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 # h_0 and c_0 of an LSTM, h_0 of the others.
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
+# Who draws the masks of dropout between layers.
+DropoutMasks: TypeAlias = Literal["retrograd", "torch"]
 _FLOATS = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -155,6 +157,23 @@ class Recurrent(Leaf):
         self._check(x, h0, c0, batch_first, dtype)
         if mask is not None and mask.requires_grad:
             raise ValueError(f"{self._title}: mask requires a gradient, but masks have none; pass mask.detach()")
+        return self._compute(x, h0, c0, weights, bidirectional, batch_first, dropout, lengths, batch_sizes, reset, mask)
+
+    def _compute(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        c0: Tensor | None,
+        weights: list[Any],
+        bidirectional: bool,
+        batch_first: bool,
+        dropout: float,
+        lengths: Any,
+        batch_sizes: Tensor | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """y and the final states, from checked arguments."""
         draws = self.training and (dropout > 0 or self.zoneout is not None)
         y, hn, cn = run(
             new_recurrent(
@@ -244,14 +263,18 @@ class Layers(Recurrent, torch.nn.RNNBase):
     batch_first: bool
     bidirectional: bool
     dropout: float
+    dropout_masks: DropoutMasks = "retrograd"
 
     def __init__(self, mode: str, *arguments: Any, **options: Any) -> None:
         own = {name: options.pop(name) for name in self._names if name in options}
+        masks = check_dropout_masks(self._title, options.pop("dropout_masks", "retrograd"))
         torch.nn.RNNBase.__init__(self, mode, *arguments, **options)  # the next class has other arguments
         reason = unsupported(self)
         if reason:
             raise ValueError(f"{self._title}: {reason}")
         self._set_options(own)
+        if masks != "retrograd":
+            self.dropout_masks = masks
         if self._more:
             self._add_parameters()
 
@@ -352,6 +375,58 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """y and the final states, of all layers of a batch. `rest` are the last arguments of `_run`."""
         dropout = self.dropout if self.num_layers > 1 else 0.0
         return self._run(x, hx, self._flat_weights_names, self.bidirectional, batch_first, dropout, *rest)
+
+    def _compute(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        c0: Tensor | None,
+        weights: list[Any],
+        bidirectional: bool,
+        batch_first: bool,
+        dropout: float,
+        lengths: Any,
+        batch_sizes: Tensor | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        if not (dropout > 0 and self.training and check_dropout_masks(self._title, self.dropout_masks) == "torch"):
+            return super()._compute(
+                x, h0, c0, weights, bidirectional, batch_first, dropout, lengths, batch_sizes, reset, mask
+            )
+        # Layer by layer. PyTorch's layer draws a mask for [T, N, H], or for the rows of packed data.
+        if batch_first:
+            x = x.transpose(0, 1)
+            reset = None if reset is None else reset.transpose(0, 1)
+            mask = mask if mask is None or mask.dim() < 3 else mask.transpose(-3, -2)
+        cells = 1 + bidirectional
+        count = len(weights) // self.num_layers
+        finals: list[Any] = []
+        y = x
+        for layer in range(self.num_layers):
+            if layer:
+                y = _dropped(y, dropout, batch_sizes)
+            own = slice(layer * cells, (layer + 1) * cells)
+            y, states = super()._compute(
+                y,
+                None if h0 is None else h0[own],
+                None if c0 is None else c0[own],
+                weights[layer * count : (layer + 1) * count],
+                bidirectional,
+                False,
+                0.0,
+                lengths,
+                batch_sizes,
+                reset,
+                mask if mask is None or mask.dim() < 5 or len(mask) == 1 else mask[own],
+            )
+            finals.append(states)
+        hn: Any = tuple(map(torch.cat, zip(*finals, strict=True))) if self._has_cells else torch.cat(finals)
+        return y.transpose(0, 1) if batch_first else y, hn
+
+    def extra_repr(self) -> str:
+        described = super().extra_repr()
+        return described if self.dropout_masks == "retrograd" else f"{described}, dropout_masks={self.dropout_masks!r}"
 
     def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
         return self.num_layers * (1 + self.bidirectional), x.shape[0 if batch_first else 1]
@@ -538,6 +613,7 @@ class LSTM(_Lstm, Layers, torch.nn.LSTM):
       cell state itself ("cell"), with `norm_eps`. It adds parameters ``gamma_x_l0``, ``gamma_h_l0``, ``gamma_c_l0`` and
       ``beta_c_l0`` and so on.
     - With `recompute` nothing is stored for backward, which runs forward again.
+    - With ``dropout_masks="torch"`` the masks of `dropout` are those that PyTorch's layer would draw.
 
     The two biases are added.
     """
@@ -554,7 +630,8 @@ class GRU(_Gru, Layers, torch.nn.GRU):
     - `kind` says where the reset gate acts: "after" the product with the state, as in PyTorch, or "before" it. With
       `flip` the gate z weighs the new state.
     - `activations` are the functions of the gates r z n.
-    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps`, `recompute` and `dropout_masks` are those of
+      :class:`LSTM`.
 
     The two biases are different parameters: ``bias_ih`` is added to the product with the input, ``bias_hh`` to that
     with the state.
@@ -570,7 +647,8 @@ class RNN(_Rnn, Layers, torch.nn.RNN):
     """The constructor, attributes and `state_dict` of `torch.nn.RNN`, and these options:
 
     - `nonlinearity` may be any activation, by name or with parameters.
-    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps`, `recompute` and `dropout_masks` are those of
+      :class:`LSTM`.
 
     The two biases are added.
     """
@@ -632,6 +710,20 @@ allow((LSTM, GRU, RNN))
 
 
 # ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def check_dropout_masks(function: str, masks: Any) -> DropoutMasks:
+    if masks not in ("retrograd", "torch"):
+        raise ValueError(f"{function}: dropout_masks is {masks!r}, must be 'retrograd' or 'torch'")
+    return masks  # type: ignore[no-any-return]
+
+
+def _dropped(y: Tensor, rate: float, batch_sizes: Tensor | None) -> Tensor:
+    """The outputs of a layer, [T, N, H], after the dropout of PyTorch's layer."""
+    if batch_sizes is None:
+        return torch.nn.functional.dropout(y, rate)
+    kept = torch.nn.functional.dropout(y.new_ones(int(batch_sizes.sum()), y.shape[-1]), rate)
+    return y * pad_packed_sequence(PackedSequence(kept, batch_sizes))[0]
 
 
 def _functions(title: str, kind: Any, given: Sequence[str | Activation]) -> Any:

@@ -14,7 +14,7 @@ from ..ops.activation import Activation
 from . import norms, recurrent
 from ._leaf import has_hooks
 from ._subclass import calls_torchs_forward, class_with, original_class
-from .recurrent import Recurrent, unsupported
+from .recurrent import DropoutMasks, Layers, Recurrent, check_dropout_masks, unsupported
 from .sync import SyncBatchNorm
 
 __all__ = ["Replacements", "replace", "restore"]
@@ -71,7 +71,14 @@ class Replacements(NamedTuple):
         return "\n".join(lines)
 
 
-def replace(model: torch.nn.Module, *, only: Only = None, fuse: bool = False, verbose: bool = True) -> Replacements:
+def replace(
+    model: torch.nn.Module,
+    *,
+    only: Only = None,
+    fuse: bool = False,
+    dropout_masks: DropoutMasks | None = None,
+    verbose: bool = True,
+) -> Replacements:
     """Replace the recurrent layers and normalizations of a model by retrograd's, in place, and print which.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
@@ -86,10 +93,15 @@ def replace(model: torch.nn.Module, *, only: Only = None, fuse: bool = False, ve
     and the activation becomes a `torch.nn.Identity`. So the normalization returns activated values to any code that
     calls it alone. A hook on it would see them too, so those with hooks are left, as are those in a subclass of
     `Sequential` that has a `forward` of its own. With ``verbose=False`` nothing is printed; the result is the same.
+
+    With ``dropout_masks="torch"`` the recurrent layers draw the masks of dropout between layers that PyTorch's would
+    draw, so that losses can be compared. It is also set for selected layers that are retrograd's already.
     """
     result, selected = Replacements({}, {}), as_choice(only)
+    if dropout_masks is not None:
+        check_dropout_masks("replace", dropout_masks)
     for name, layer in model.named_modules():
-        replace_one(name or "(the model)", layer, selected, result)
+        replace_one(name or "(the model)", layer, selected, dropout_masks, result)
     if fuse:
         uses = Counter(id(layer) for _, layer in model.named_modules(remove_duplicate=False))
         for name, layer in model.named_modules():
@@ -120,7 +132,7 @@ def restore(model: torch.nn.Module, *, verbose: bool = True) -> Replacements:
             continue
         layer.__class__ = kind
         if isinstance(layer, torch.nn.RNNBase | torch.nn.RNNCellBase):
-            for own in ("_encoded", "_more", "_direct"):
+            for own in ("_encoded", "_more", "_direct", "dropout_masks"):
                 layer.__dict__.pop(own, None)
         result.replaced[name or "(the model)"] = kind.__name__
     if verbose:
@@ -159,11 +171,19 @@ def as_choice(only: Only) -> Callable[[str, torch.nn.Module], bool]:
 
 
 def replace_one(
-    name: str, layer: torch.nn.Module, selected: Callable[[str, torch.nn.Module], bool], result: Replacements
+    name: str,
+    layer: torch.nn.Module,
+    selected: Callable[[str, torch.nn.Module], bool],
+    dropout_masks: DropoutMasks | None,
+    result: Replacements,
 ) -> None:
     """Replace a layer if it is one of those that can be, and say what was done."""
     kind = type(layer)
-    if isinstance(layer, _OURS) or not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
+    if isinstance(layer, _OURS):
+        if isinstance(layer, Layers) and dropout_masks is not None and selected(name, layer):
+            layer.dropout_masks = dropout_masks
+        return
+    if not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
         return
     base = next((one for one in kind.__mro__ if one in REPLACEMENTS), None)
     reason = ""
@@ -184,6 +204,8 @@ def replace_one(
     layer.__class__ = class_with(kind, base, REPLACEMENTS[base])
     if isinstance(layer, Recurrent):
         layer.encode_options()
+    if isinstance(layer, Layers) and dropout_masks is not None:
+        layer.dropout_masks = dropout_masks
     result.replaced[name] = kind.__name__
 
 
