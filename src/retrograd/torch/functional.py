@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as plain
 
 from ..ops.activation import Activation
-from ._choice import prefers_torch
+from ._choice import Kind, prefers_torch
 from ._norm import Norm, Running
 from ._norm_autograd import normalize
 
@@ -46,7 +46,8 @@ def batch_norm(
     _check_axes("batch_norm", input)
     if training and input.numel() == input.shape[1] != 0:
         raise ValueError(f"batch_norm: training needs more than 1 value per channel, input has shape {_shape(input)}")
-    if activation is None and momentum is not None and prefers_torch("batch_norm", input, weight, bias):
+    kind: Kind = "batch_norm" if training else "frozen_batch_norm"
+    if activation is None and momentum is not None and prefers_torch(kind, input, weight, bias):
         return plain.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     constants, running = _statistics("batch_norm", running_mean, running_var, training, momentum, batches)
     return normalize(Norm(input, weight, bias, *constants, "batch_norm", 1, 1, eps, *fused(activation)), running)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..ops.activation import Activation
-from ._choice import prefers_torch
+from ._choice import Kind, prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
@@ -63,7 +63,9 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Any) -> Any:
         weight, bias = self._affine()
         momentum = self.momentum
-        by_torch = self.activation is None and prefers_torch("batch_norm", input, weight, bias)
+        own = self.training or not self.track_running_stats
+        kind: Kind = "batch_norm" if own else "frozen_batch_norm"
+        by_torch = self.activation is None and prefers_torch(kind, input, weight, bias)
         if by_torch and (momentum is None or input.dim() < 2 or input.numel() == input.shape[1]):
             return super().forward(input)
         if isinstance(input, Proxy):

@@ -16,8 +16,10 @@ from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
 from ._arrays import check_storage
 from ._autograd import UseTorch, is_eager, warn_of_torch
+from ._choice import step_prefers_torch
 from ._compiling import allow
 from ._leaf import Leaf, Proxy
+from ._packed import check_packed, dropped
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
 from ._recurrent_autograd import is_recorded, new_recurrent, run
 from ._step import DirectCell, Refused, step
@@ -229,12 +231,23 @@ class Recurrent(Leaf):
             if state.dtype is not dtype:
                 raise TypeError(f"{title}: {name} has dtype {state.dtype}, but the weights have {dtype}")
 
-    def _torch_forward(self, reason: UseTorch, input: Any, hx: Any) -> Any:
-        """The result of PyTorch's layer, if it has one."""
+    def _is_torchs(self) -> bool:
+        """Whether PyTorch's layer has all options of this one."""
         has_more = any(name in self.__dict__ for name in self._names)
-        if has_more or getattr(self, "nonlinearity", "tanh") not in ("tanh", "relu"):
-            raise reason
-        warn_of_torch(reason)
+        return not has_more and getattr(self, "nonlinearity", "tanh") in ("tanh", "relu")
+
+    def _step_is_torchs(self, x: Tensor, hx: Any, samples: int) -> bool:
+        """Whether PyTorch's layer computes a single step, because that takes less time."""
+        states = hx if isinstance(hx, tuple) else (hx,)
+        recorded = is_recorded(x, *states, *self._parameters.values())
+        return step_prefers_torch(self._title, samples, self.hidden_size, recorded) and self._is_torchs()
+
+    def _torch_forward(self, reason: UseTorch | None, input: Any, hx: Any) -> Any:
+        """The result of PyTorch's layer, if it has one."""
+        if reason is not None:
+            if not self._is_torchs():
+                raise reason
+            warn_of_torch(reason)
         return super().forward(input, hx)  # type: ignore[misc]
 
     def _check_storages(self, x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
@@ -314,6 +327,8 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """
         if isinstance(input, Proxy):
             return self._record(input, hx, lengths=lengths, reset=reset, mask=mask)
+        if lengths is reset is mask is None and self._is_short(input, hx):
+            return self._torch_forward(None, input, hx)
         try:
             return self._forward(input, hx, lengths, reset, mask)
         except UseTorch as error:
@@ -321,6 +336,14 @@ class Layers(Recurrent, torch.nn.RNNBase):
                 raise
             reason = error
         return self._torch_forward(reason, input, hx)
+
+    def _is_short(self, x: Tensor | PackedSequence, hx: Any) -> bool:
+        if isinstance(x, PackedSequence) or not is_eager(x) or self._has_cells:
+            return False
+        axes = x.dim()
+        if axes not in (2, 3) or x.shape[1 if axes == 3 and self.batch_first else 0] != 1:
+            return False
+        return self._step_is_torchs(x, hx, 1 if axes == 2 else x.shape[0 if self.batch_first else 1])
 
     def _forward(
         self,
@@ -350,7 +373,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
     ) -> tuple[PackedSequence, Any]:
         if lengths is not None:
             raise ValueError(f"{self._title}: lengths is given, but a PackedSequence has its own")
-        _check_packed(self._title, packed)
+        check_packed(self._title, packed)
         data, batch_sizes, sorted_indices, unsorted_indices = packed
         if hx is not None:
             self._check_storages(data, *self._split(hx))
@@ -405,7 +428,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
         y = x
         for layer in range(self.num_layers):
             if layer:
-                y = _dropped(y, dropout, batch_sizes)
+                y = dropped(y, dropout, batch_sizes)
             own = slice(layer * cells, (layer + 1) * cells)
             y, states = super()._compute(
                 y,
@@ -469,11 +492,14 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         """Returns the new states, as PyTorch's cell does. Where `reset` ``[N]`` is true, the old ones count as 0."""
         if isinstance(input, Proxy):
             return self._record(input, hx, reset=reset)
-        if reset is None and is_eager(input) and self._is_direct(input, hx):
-            try:
-                return self._step(input, hx)
-            except Refused:
-                pass
+        if reset is None and is_eager(input):
+            if (input.dim() == 1 or len(input) == 1) and self._step_is_torchs(input, hx, 1):
+                return self._torch_forward(None, input, hx)
+            if self._is_direct(input, hx):
+                try:
+                    return self._step(input, hx)
+                except Refused:
+                    pass
         try:
             return self._forward(input, hx, reset)
         except UseTorch as error:
@@ -718,14 +744,6 @@ def check_dropout_masks(function: str, masks: Any) -> DropoutMasks:
     return masks  # type: ignore[no-any-return]
 
 
-def _dropped(y: Tensor, rate: float, batch_sizes: Tensor | None) -> Tensor:
-    """The outputs of a layer, [T, N, H], after the dropout of PyTorch's layer."""
-    if batch_sizes is None:
-        return torch.nn.functional.dropout(y, rate)
-    kept = torch.nn.functional.dropout(y.new_ones(int(batch_sizes.sum()), y.shape[-1]), rate)
-    return y * pad_packed_sequence(PackedSequence(kept, batch_sizes))[0]
-
-
 def _functions(title: str, kind: Any, given: Sequence[str | Activation]) -> Any:
     fields = kind._fields
     if len(given) != len(fields):
@@ -737,45 +755,6 @@ def _functions(title: str, kind: Any, given: Sequence[str | Activation]) -> Any:
 def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The states, changed: the pair of an LSTM or the only one."""
     return change(states) if isinstance(states, Tensor) else tuple(map(change, states))
-
-
-def _check_made_by_torch(title: str, packed: PackedSequence) -> None:
-    """Raise for a PackedSequence that PyTorch did not make: its functions do not check, and end the process."""
-    if not (is_eager(packed.data) and is_eager(packed.batch_sizes)):
-        return
-    for name, tensor in packed._asdict().items():
-        if tensor is None:
-            continue
-        check_storage(tensor, title, f"input.{name}")
-        axes = 2 if name == "data" else 1
-        if tensor.dim() != axes:
-            raise ValueError(f"{title}: input.{name} has shape {tuple(tensor.shape)}, expected {axes} axes")
-        if name != "data" and tensor.dtype is not torch.int64:
-            raise TypeError(f"{title}: input.{name} has dtype {tensor.dtype}, expected torch.int64")
-    sizes = packed.batch_sizes.tolist()
-    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True):
-        wrong = next((n for n, before in zip(sizes, [math.inf, *sizes], strict=False) if not 0 < n <= before), None)
-        found = "is empty" if wrong is None else f"has {wrong} in {_shortened(sizes)}"
-        raise ValueError(f"{title}: input.batch_sizes {found}, expected sizes of at least 1 that do not increase")
-    if sum(sizes) != len(packed.data):
-        raise ValueError(
-            f"{title}: input.batch_sizes has the sum {sum(sizes)}, expected {len(packed.data)}, the rows of data"
-        )
-    for name in ("sorted_indices", "unsorted_indices"):
-        indices = getattr(packed, name)
-        if indices is not None and sorted(indices.tolist()) != list(range(sizes[0])):
-            raise ValueError(
-                f"{title}: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} "
-                "samples"
-            )
-
-
-# The values are not known to a compiler, which stops at PyTorch's functions for them anyway.
-_check_packed: Callable[[str, PackedSequence], None] = torch.compiler.disable(_check_made_by_torch)
-
-
-def _shortened(values: list[int]) -> str:
-    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, ...]"
 
 
 def unsupported(layer: torch.nn.Module) -> str:
