@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
-from retrograd.lab.bench import bench_names, drop_in, modules, rows
+from retrograd.lab.bench import bench_names, drop_in, modules, optimizers, rows
 from support.torch_layers import rt, torch
 
 NAMES = [
     *("torch_tagger", "torch_characters", "torch_small_cnn", "torch_layer_norms"),
     *("bridge_layer_norm_n8c16", "bridge_batch_norm_n8c16", "bridge_lstm_t8n2i16h16"),
 ]
+UPDATES = ["adamw_resnet18", "adamw_lstm_h128", "adamw_lstm_h512"]
 MODELS = {
     "torch_tagger": lambda torch: drop_in.tagger(torch, words=20, samples=3, longest=8, hidden=4),
     "torch_small_cnn": lambda torch: drop_in.small_cnn(torch, samples=4, size=8, channels=2),
@@ -40,7 +42,7 @@ def measured(threads: int = 1) -> list[Any]:
 
 
 def test_names() -> None:
-    assert [name for name in bench_names(["torch"]) if not name.startswith("module_")] == NAMES
+    assert [name for name in bench_names(["torch"]) if not name.startswith("module_")] == [*NAMES, *UPDATES]
 
 
 def test_rows_of_single_layers() -> None:
@@ -113,3 +115,19 @@ def test_layers_that_compute_nothing_have_the_parameters_of_others() -> None:
     x = torch.ones(3, 2, 4, requires_grad=True)
     empty(x).backward(x)
     assert all(parameter.grad.shape == parameter.shape for parameter in (x, *layer.parameters()))
+
+
+def test_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    resnet, lstm, _ = optimizers.OPTIMIZER_CASES
+    assert sum(map(math.prod, resnet.shapes)) == 11_689_512  # as published
+    model = torch.nn.ModuleList([torch.nn.Embedding(96, 128), torch.nn.LSTM(128, 128, 2), torch.nn.Linear(128, 96)])
+    assert lstm.shapes == tuple(tuple(p.shape) for p in model.parameters())
+    case = optimizers.OptimizerCase("adamw", ((3, 5), (7,)))
+    monkeypatch.setitem(rows.SUITES, "torch", rows.SUITES["torch"]._replace(cases=(case,)))
+    (result,) = measured()
+    assert not result.failed
+    assert [row.provider for row in result.rows] == ["retrograd", "torch"]
+    monkeypatch.setattr(optimizers, "_DECAY", 1.0)
+    monkeypatch.setattr(optimizers._Ours, "__call__", lambda self: None)
+    (result,) = measured()
+    assert result.notes == ("the parameters differ from PyTorch's",)
