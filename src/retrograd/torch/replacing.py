@@ -38,6 +38,7 @@ _FUSED: Final[dict[type[torch.nn.Module], Callable[[Any], Activation]]] = {
 }
 _REPLACED_BY: Final = "_fused_activation"  # an attribute of the Identity: the activation and the name of its norm
 _FLOATS: Final = (torch.float32, torch.float64)
+_NAMES: Final = frozenset(kind.__name__ for kind in REPLACEMENTS)
 # Recurrent layers and normalizations, including those that have no replacement.
 _RELATED: Final = (
     torch.nn.RNNBase,
@@ -83,7 +84,8 @@ def replace(
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
     class of a layer changes. Recurrent layers and normalizations that cannot be replaced are listed as left, with the
-    reason. Layers of other kinds, such as linear ones, are not part of the result. `only` selects layers: by class,
+    reason; so are layers of other packages that have the same names. Layers of other kinds, such as linear ones, are
+    not part of the result. `only` selects layers: by class,
     by a pattern of their names (``"encoder.*"``), by a function of name and layer, or by any of several of these.
 
     A subclass is replaced if it has PyTorch's `forward`, or one that calls ``super().forward``: retrograd's class goes
@@ -184,6 +186,10 @@ def replace_one(
             layer.dropout_masks = dropout_masks
         return
     if not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
+        known = getattr(layer, "original_name", kind.__name__)  # of a compiled layer
+        if known in _NAMES:
+            where = "compiled by torch.jit" if isinstance(layer, torch.jit.ScriptModule) else f"of {kind.__module__}"
+            result.left[name] = f"{known}: it is {where}, not of torch.nn"
         return
     base = next((one for one in kind.__mro__ if one in REPLACEMENTS), None)
     reason = ""
