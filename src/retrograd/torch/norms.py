@@ -45,6 +45,13 @@ class Fused(Leaf):
         except KeyError:  # a parametrized one is an attribute instead
             return self.weight, self.bias
 
+    def _running(self) -> tuple[Any, Any, Any]:
+        named = self._buffers
+        try:
+            return named["running_mean"], named["running_var"], named["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.num_batches_tracked
+
     def extra_repr(self) -> str:
         described: str = super().extra_repr()
         return described if self.activation is None else f"{described}, activation={self.activation!r}"
@@ -52,13 +59,6 @@ class Fused(Leaf):
 
 class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
-
-    def _running(self) -> tuple[Any, Any, Any]:
-        named = self._buffers
-        try:
-            return named["running_mean"], named["running_var"], named["num_batches_tracked"]
-        except KeyError:
-            return self.running_mean, self.running_var, self.num_batches_tracked
 
     def forward(self, input: Any) -> Any:
         weight, bias = self._affine()
@@ -116,7 +116,13 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
     def forward(self, input: Any) -> Any:
         weight, bias = self._affine()
         if self.activation is None and prefers_torch("instance_norm", input, weight, bias):
-            return super().forward(input)
+            shape = input.shape
+            if len(shape) != self._unbatched + 1 or shape[1] != self.num_features or shape.numel() == shape[:2].numel():
+                return super().forward(input)
+            momentum = 0.0 if self.momentum is None else self.momentum
+            mean, var, _ = self._running()
+            by_batch = self.training or not self.track_running_stats
+            return torch.instance_norm(input, weight, bias, mean, var, by_batch, momentum, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)

@@ -236,10 +236,9 @@ class Recurrent(Leaf):
         has_more = any(name in self.__dict__ for name in self._names)
         return not has_more and getattr(self, "nonlinearity", "tanh") in ("tanh", "relu")
 
-    def _step_is_torchs(self, x: Tensor, hx: Any, samples: int) -> bool:
+    def _step_is_torchs(self, samples: int) -> bool:
         """Whether PyTorch's layer computes a single step, because that takes less time."""
-        states = hx if isinstance(hx, tuple) else (hx,)
-        recorded = is_recorded(x, *states, *self._parameters.values())
+        recorded = torch.is_grad_enabled()
         return step_prefers_torch(self._title, samples, self.hidden_size, recorded) and self._is_torchs()
 
     def _torch_forward(self, reason: UseTorch | None, input: Any, hx: Any) -> Any:
@@ -327,7 +326,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """
         if isinstance(input, Proxy):
             return self._record(input, hx, lengths=lengths, reset=reset, mask=mask)
-        if lengths is reset is mask is None and self._is_short(input, hx):
+        if lengths is reset is mask is None and self._is_short(input):
             return self._torch_forward(None, input, hx)
         try:
             return self._forward(input, hx, lengths, reset, mask)
@@ -337,13 +336,13 @@ class Layers(Recurrent, torch.nn.RNNBase):
             reason = error
         return self._torch_forward(reason, input, hx)
 
-    def _is_short(self, x: Tensor | PackedSequence, hx: Any) -> bool:
+    def _is_short(self, x: Tensor | PackedSequence) -> bool:
         if isinstance(x, PackedSequence) or not is_eager(x) or self._has_cells:
             return False
         axes = x.dim()
         if axes not in (2, 3) or x.shape[1 if axes == 3 and self.batch_first else 0] != 1:
             return False
-        return self._step_is_torchs(x, hx, 1 if axes == 2 else x.shape[0 if self.batch_first else 1])
+        return self._step_is_torchs(1 if axes == 2 else x.shape[0 if self.batch_first else 1])
 
     def _forward(
         self,
@@ -493,7 +492,7 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         if isinstance(input, Proxy):
             return self._record(input, hx, reset=reset)
         if reset is None and is_eager(input):
-            if (input.dim() == 1 or len(input) == 1) and self._step_is_torchs(input, hx, 1):
+            if (input.dim() == 1 or len(input) == 1) and self._step_is_torchs(1):
                 return self._torch_forward(None, input, hx)
             if self._is_direct(input, hx):
                 try:
