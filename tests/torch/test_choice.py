@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from torch.nn.utils import prune
 
-from support.torch_layers import assert_close, gradients_of, rt, same_bits, torch
+from support.torch_layers import assert_close, gradients_of, outputs_of, rt, same_bits, torch
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +23,20 @@ def name_of(y: Any) -> str:
 
 
 CASES = {
-    "LayerNorm": ((48,), (7, 48), (1 << 14, 48)),
+    "LayerNorm": ((64,), (7, 64), (1 << 15, 64)),
     "GroupNorm": ((2, 8), (3, 8, 5), (1 << 10, 8, 513)),
     "BatchNorm1d": ((8,), (3, 8, 5), (1 << 7, 8, 129)),
     "BatchNorm2d": ((8,), (3, 8, 5, 2), (1 << 7, 8, 43, 3)),
+    "InstanceNorm2d": ((8,), (3, 8, 5, 2), (1 << 7, 8, 43, 3)),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -76,9 +86,75 @@ def test_fused_and_compiled_normalizations_are_retrograds() -> None:
     assert "retrograd.norm" in graphs[0]
 
 
-def test_an_instance_norm_is_retrograds_at_any_size() -> None:
-    x = torch.randn(2, 3, 4, requires_grad=True)
-    assert name_of(rt.InstanceNorm1d(3)(x)) == "_NormBackward"
+def kernel_of(layer: Any, x: Any) -> bool:
+    """Whether retrograd's kernel runs."""
+    return name_of(layer(x)) == "_NormBackward"
+
+
+def test_memory_orders_and_types_have_sizes_of_their_own() -> None:
+    x = torch.randn(8, 64, 32, 32, requires_grad=True)
+    norm = rt.BatchNorm2d(64)
+    assert kernel_of(norm, x)
+    assert not kernel_of(norm, x.detach().to(memory_format=torch.channels_last))
+    assert not kernel_of(norm.bfloat16(), x.detach().bfloat16())
+    assert not kernel_of(rt.BatchNorm2d(64).eval(), x)
+    assert kernel_of(rt.BatchNorm2d(64, track_running_stats=False).eval(), x)
+    layer = rt.LayerNorm(64)
+    assert not kernel_of(layer, x.detach().view(-1, 64))
+    assert kernel_of(layer, x.permute(0, 2, 3, 1))
+    assert not kernel_of(rt.LayerNorm(32), torch.randn(1 << 16, 32))
+    assert kernel_of(rt.LayerNorm(64), torch.randn(1 << 15, 64))
+    for wrong in (torch.randn(1 << 18), torch.randn(())):
+        with pytest.raises(ValueError, match=r"expected 4D input"):
+            norm(wrong)
+        with pytest.raises(ValueError, match="batch_norm: input has shape"):
+            rt.functional.batch_norm(wrong, None, None, training=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "shape"),
+    [
+        ("BatchNorm2d", (4,), (3, 4, 2, 2)),
+        ("BatchNorm1d", (4, 1e-3, None), (3, 4)),
+        ("BatchNorm1d", (4, 1e-3, 0.1, False), (3, 4)),
+        ("BatchNorm1d", (4, 1e-3, 0.1, True, False), (3, 4)),
+        ("InstanceNorm1d", (4, 1e-3, 0.1, True, True), (3, 4, 5)),
+        ("LayerNorm", (4, 1e-3, False), (3, 4)),
+        ("GroupNorm", (2, 4, 1e-3, False), (3, 4)),
+    ],
+)
+@pytest.mark.parametrize("changed", ["nothing", "parametrized", "pruned", "a plain buffer"])
+def test_options_and_parameters_of_small_normalizations(kind: str, arguments: Any, shape: Any, changed: str) -> None:
+    """PyTorch's results, its gradients and its running statistics, in training and in evaluation."""
+    torch.manual_seed(0)
+    found = []
+    for module in (torch.nn, rt):
+        layer = getattr(module, kind)(*arguments)
+        if layer._parameters.get("weight") is not None:
+            with torch.no_grad():
+                layer.weight.copy_(torch.linspace(1, 2, 4))
+            if changed == "parametrized":
+                torch.nn.utils.parametrize.register_parametrization(layer, "weight", torch.nn.Tanh())
+            elif changed == "pruned":
+                prune.l1_unstructured(layer, "weight", 2)
+        if changed == "a plain buffer" and layer._buffers.get("running_mean") is not None:
+            mean = layer.running_mean
+            del layer.running_mean
+            layer.running_mean = mean.clone()
+        torch.manual_seed(1)
+        x = torch.randn(shape, requires_grad=True)
+        outputs = [layer(x), layer.eval()(x)]
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        found.append([*outputs, *gradients_of(outputs, [x, *parameters]), *layer.buffers()])
+    assert name_of(found[1][0]) == name_of(found[0][0])
+    for a, b in zip(*found, strict=True):
+        assert same_bits(a, b)
+
+
+def test_one_value_per_channel_is_refused_as_by_pytorch() -> None:
+    for layer, x in ((rt.BatchNorm1d(4), torch.randn(1, 4)), (rt.GroupNorm(2, 4), torch.randn(1, 2))):
+        with pytest.raises((ValueError, RuntimeError), match=r"Expected more than 1 value per channel|number of"):
+            layer(x)
 
 
 def test_a_result_can_be_viewed_and_changed_in_place() -> None:
@@ -91,3 +167,44 @@ def test_a_result_can_be_viewed_and_changed_in_place() -> None:
     assert_close(y.relu_(), expected)
     outgoing = [torch.randn_like(y)]
     assert_close(gradients_of([y], [x], outgoing)[0], gradients_of([expected], [x], outgoing)[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "torchs"),
+    [
+        (rt.GRU(8, 256), (1, 1, 8), True),
+        (rt.GRU(8, 256, batch_first=True), (2, 1, 8), False),  # one step of two samples
+        (rt.GRU(8, 256), (2, 1, 8), False),
+        (rt.GRU(8, 128), (1, 8), False),
+        (rt.GRU(8, 256, 2, bidirectional=True), (1, 8), True),
+        (rt.GRU(8, 256, clip=9.0), (1, 8), False),
+        (rt.LSTM(8, 256), (1, 8), False),
+        (rt.RNN(8, 16), (1, 32, 8), True),
+        (rt.RNN(8, 16, nonlinearity="relu", batch_first=True), (32, 1, 8), True),
+        (rt.RNN(8, 16, nonlinearity="sigmoid"), (1, 32, 8), False),
+        (rt.RNN(8, 512), (1, 32, 8), False),
+        (rt.LSTMCell(8, 256), (1, 8), True),
+        (rt.LSTMCell(8, 256), (8,), True),
+        (rt.LSTMCell(8, 256), (2, 8), False),
+        (rt.LSTMCell(8, 16), (1, 8), False),
+        (rt.LSTMCell(8, 256, peephole="diagonal"), (1, 8), False),
+        (rt.RNNCell(8, 16), (1, 8), True),
+        (rt.RNNCell(8, 16), (2, 8), False),
+    ],
+    ids=str,
+)
+def test_single_steps(layer: Any, shape: tuple[int, ...], torchs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    forward = rt.recurrent.Recurrent._torch_forward
+    monkeypatch.setattr(rt.recurrent.Recurrent, "_torch_forward", lambda *given: calls.append(1) or forward(*given))
+    x = torch.randn(shape)
+    y = layer(x)
+    assert len(calls) == torchs
+    rt.use_torch_below(0)
+    assert_close(outputs_of(y)[0], outputs_of(layer(x))[0])
+    assert len(calls) == torchs
+    rt.use_torch_below(None)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert_close(outputs_of(compiled(x))[0], outputs_of(y)[0])
+    assert len(calls) == torchs
+    torch._dynamo.reset()

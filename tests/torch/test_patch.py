@@ -258,7 +258,7 @@ def test_the_lightning_callback_replaces_and_pickles(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "lightning.pytorch", module)
     callback = pickle.loads(pickle.dumps(rt.lightning_callback(only="norms.*", verbose=False)))
     assert isinstance(callback, module.Callback)
-    assert callback.options == {"only": "norms.*", "fuse": False, "verbose": False}
+    assert callback.options == {"only": "norms.*", "fuse": False, "dropout_masks": None, "verbose": False}
     model, _ = make()
     callback.setup(None, model, "fit")
     assert isinstance(model.norms[1], rt.LayerNorm)

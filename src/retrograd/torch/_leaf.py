@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NoReturn
 
 import torch
@@ -34,6 +35,29 @@ class Leaf(torch.nn.Module):
             f"{type(self).__name__}: torch.jit.script cannot compile retrograd's layers; use torch.jit.trace, "
             "torch.compile or torch.export"
         )
+
+    @property
+    def qconfig(self) -> Any:
+        """What `torch.ao.quantization` sets on every layer of a model."""
+        try:
+            return self.__dict__["qconfig"]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no attribute qconfig") from None
+
+    @qconfig.setter
+    def qconfig(self, value: Any) -> None:
+        self.__dict__["qconfig"] = value
+        if isinstance(self, torch.nn.RNNBase | torch.nn.RNNCellBase):
+            warnings.warn(
+                f"{type(self).__name__}: torch.ao.quantization finds layers by class, and leaves retrograd's as they "
+                "are. Call retrograd.torch.restore(model) before",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    @qconfig.deleter
+    def qconfig(self) -> None:
+        del self.__dict__["qconfig"]
 
 
 def has_hooks(layer: torch.nn.Module) -> bool:

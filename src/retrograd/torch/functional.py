@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as plain
 
 from ..ops.activation import Activation
-from ._choice import prefers_torch
+from ._choice import Kind, prefers_torch
 from ._norm import Norm, Running
 from ._norm_autograd import normalize
 
@@ -46,7 +46,8 @@ def batch_norm(
     _check_axes("batch_norm", input)
     if training and input.numel() == input.shape[1] != 0:
         raise ValueError(f"batch_norm: training needs more than 1 value per channel, input has shape {_shape(input)}")
-    if activation is None and momentum is not None and prefers_torch("batch_norm", input, (weight, bias)):
+    kind: Kind = "batch_norm" if training else "frozen_batch_norm"
+    if activation is None and momentum is not None and prefers_torch(kind, input, weight, bias):
         return plain.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
     constants, running = _statistics("batch_norm", running_mean, running_var, training, momentum, batches)
     return normalize(Norm(input, weight, bias, *constants, "batch_norm", 1, 1, eps, *fused(activation)), running)
@@ -70,7 +71,7 @@ def instance_norm(
         raise ValueError(
             f"instance_norm: training needs more than 1 position per channel, input has shape {_shape(input)}"
         )
-    if activation is None and prefers_torch("instance_norm", input, (weight, bias)):
+    if activation is None and prefers_torch("instance_norm", input, weight, bias):
         return plain.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
     constants, running = _statistics("instance_norm", running_mean, running_var, use_input_stats, momentum, None)
     return normalize(Norm(input, weight, bias, *constants, "instance_norm", 1, 1, eps, *fused(activation)), running)
@@ -91,7 +92,7 @@ def layer_norm(
         raise ValueError(
             f"layer_norm: normalized_shape is {tuple(normalized_shape)}, but input has shape {_shape(input)}"
         )
-    if activation is None and prefers_torch("layer_norm", input, (weight, bias)):
+    if activation is None and prefers_torch("layer_norm", input, weight, bias):
         return plain.layer_norm(input, list(normalized_shape), weight, bias, eps)
     axis = input.dim() - axes
     return normalize(Norm(input, weight, bias, None, None, "layer_norm", axis, 1, eps, *fused(activation)))
@@ -113,7 +114,7 @@ def group_norm(
             f"group_norm: 1 sample needs more than 1 value per group, input has shape {_shape(input)} and num_groups "
             f"is {num_groups}"
         )
-    if activation is None and prefers_torch("group_norm", input, (weight, bias)):
+    if activation is None and prefers_torch("group_norm", input, weight, bias):
         return plain.group_norm(input, num_groups, weight, bias, eps)
     return normalize(Norm(input, weight, bias, None, None, "group_norm", 1, num_groups, eps, *fused(activation)))
 

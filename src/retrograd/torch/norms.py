@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..ops.activation import Activation
-from ._choice import prefers_torch
+from ._choice import Kind, prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
 
@@ -37,6 +37,21 @@ class Fused(Leaf):
         if activation is not None:
             self.activation = Activation(activation) if isinstance(activation, str) else activation
 
+    def _affine(self) -> tuple[Any, Any]:
+        """Weight and bias. An attribute of a module that is in no class takes microseconds to find."""
+        named = self._parameters
+        try:
+            return named["weight"], named["bias"]
+        except KeyError:  # a parametrized one is an attribute instead
+            return self.weight, self.bias
+
+    def _running(self) -> tuple[Any, Any, Any]:
+        named = self._buffers
+        try:
+            return named["running_mean"], named["running_var"], named["num_batches_tracked"]
+        except KeyError:
+            return self.running_mean, self.running_var, self.num_batches_tracked
+
     def extra_repr(self) -> str:
         described: str = super().extra_repr()
         return described if self.activation is None else f"{described}, activation={self.activation!r}"
@@ -46,26 +61,34 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
     """What the batch norms have in common."""
 
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("batch_norm", input, self._parameters.values()):
+        weight, bias = self._affine()
+        momentum = self.momentum
+        own = self.training or not self.track_running_stats
+        kind: Kind = "batch_norm" if own else "frozen_batch_norm"
+        by_torch = self.activation is None and prefers_torch(kind, input, weight, bias)
+        if by_torch and (momentum is None or input.dim() < 2 or input.numel() == input.shape[1]):
             return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
-        mean, var, batches = self.running_mean, self.running_var, None
-        if self.training:
-            if self.track_running_stats:
-                batches = self.num_batches_tracked
-            else:
-                mean = var = None
+        mean, var, batches = self._running()
+        if not self.training:
+            batches = None
+        elif not self.track_running_stats:
+            mean = var = batches = None
         training = self.training or (mean is None and var is None)
+        if by_torch and momentum is not None:  # what PyTorch's layer does, in fewer steps
+            if batches is not None:
+                batches.add_(1)
+            return torch.batch_norm(input, weight, bias, mean, var, training, momentum, self.eps, False)
         y = batch_norm(
             input,
             mean,
             var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             training,
-            self.momentum,
+            momentum,
             self.eps,
             activation=self.activation,
             batches=batches,
@@ -91,6 +114,15 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
     _unbatched: int  # axes of a single sample
 
     def forward(self, input: Any) -> Any:
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("instance_norm", input, weight, bias):
+            shape = input.shape
+            if len(shape) != self._unbatched + 1 or shape[1] != self.num_features or shape.numel() == shape[:2].numel():
+                return super().forward(input)
+            momentum = 0.0 if self.momentum is None else self.momentum
+            mean, var, _ = self._running()
+            by_batch = self.training or not self.track_running_stats
+            return torch.instance_norm(input, weight, bias, mean, var, by_batch, momentum, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
         self._check_input_dim(input)
@@ -104,8 +136,8 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
             x,
             self.running_mean,
             self.running_var,
-            self.weight,
-            self.bias,
+            weight,
+            bias,
             self.training or not self.track_running_stats,
             self.momentum if self.momentum is not None else 0.0,
             self.eps,
@@ -136,19 +168,23 @@ class LayerNorm(Fused, torch.nn.LayerNorm):
     """`torch.nn.LayerNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("layer_norm", input, self._parameters.values()):
-            return super().forward(input)
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("layer_norm", input, weight, bias):
+            return torch.layer_norm(input, self.normalized_shape, weight, bias, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
-        return layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation)
+        return layer_norm(input, self.normalized_shape, weight, bias, self.eps, activation=self.activation)
 
 
 class GroupNorm(Fused, torch.nn.GroupNorm):
     """`torch.nn.GroupNorm`, with an optional fused `activation`."""
 
     def forward(self, input: Any) -> Any:
-        if self.activation is None and prefers_torch("group_norm", input, self._parameters.values()):
-            return super().forward(input)
+        weight, bias = self._affine()
+        if self.activation is None and prefers_torch("group_norm", input, weight, bias):
+            if input.dim() < 2 or input.numel() == self.num_groups:  # which it refuses
+                return super().forward(input)
+            return torch.group_norm(input, self.num_groups, weight, bias, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
-        return group_norm(input, self.num_groups, self.weight, self.bias, self.eps, activation=self.activation)
+        return group_norm(input, self.num_groups, weight, bias, self.eps, activation=self.activation)

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from .recurrent import DropoutMasks, check_dropout_masks
 from .replacing import REPLACEMENTS, Only, Replacements, as_choice, replace, replace_one
 
 __all__ = ["Patch", "lightning_callback", "patch"]
@@ -23,10 +24,12 @@ class Patch:
     Both are by name: the class of the module that has the layer and its attribute, or the layer's class alone.
     """
 
-    def __init__(self, only: Only) -> None:
+    def __init__(self, only: Only, dropout_masks: DropoutMasks | None = None) -> None:
         self.replaced: dict[str, str] = {}
         self.left: dict[str, str] = {}
-        self._selected = as_choice(only)
+        self._selected, self._masks = as_choice(only), dropout_masks
+        if dropout_masks is not None:
+            check_dropout_masks("patch", dropout_masks)
         self._labels: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 
     def see(self, name: str, layer: torch.nn.Module) -> None:
@@ -35,7 +38,7 @@ class Patch:
         done = self.replaced.pop(before, "")
         self.left.pop(before, None)
         result = Replacements({}, {})
-        replace_one(name, layer, self._selected, result)
+        replace_one(name, layer, self._selected, self._masks, result)
         if done:
             result.replaced[name] = done
         for found, all_found in ((result.replaced, self.replaced), (result.left, self.left)):
@@ -70,14 +73,14 @@ _active: Final[list[Patch]] = []
 _undo: Final[list[Callable[[], Any]]] = []
 
 
-def patch(*, only: Only = None) -> Patch:
+def patch(*, only: Only = None, dropout_masks: DropoutMasks | None = None) -> Patch:
     """Replace the recurrent layers and normalizations of models that are built from now on.
 
     ``with rt.patch() as patched:`` stops at the end of the block, ``patched = rt.patch()`` with ``patched.stop()``.
-    `patched.replaced` and `patched.left` list the layers, as :func:`replace` does; `only` is its argument. It acts on
-    the whole process: layers are replaced when they are built, or become part of a module.
+    `patched.replaced` and `patched.left` list the layers, as :func:`replace` does; `only` and `dropout_masks` are its
+    arguments. It acts on the whole process: layers are replaced when they are built, or become part of a module.
     """
-    made = Patch(only)
+    made = Patch(only, dropout_masks)
     if not _active:
         _install()
     _active.append(made)
@@ -121,7 +124,9 @@ def _uninstall() -> None:
         _undo.pop()()
 
 
-def lightning_callback(*, only: Only = None, fuse: bool = False, verbose: bool = True) -> Any:
+def lightning_callback(
+    *, only: Only = None, fuse: bool = False, dropout_masks: DropoutMasks | None = None, verbose: bool = True
+) -> Any:
     """A callback for a `Trainer` of Lightning, which replaces the model's layers before it is trained or used.
 
     The arguments are those of :func:`replace`. The callback can be pickled if they can.
@@ -138,7 +143,7 @@ def lightning_callback(*, only: Only = None, fuse: bool = False, verbose: bool =
             package = lightning.pytorch
     except ImportError:
         raise ImportError("lightning_callback: needs Lightning: pip install lightning") from None
-    return _callback_class(package.Callback)(only, fuse, verbose)
+    return _callback_class(package.Callback)(only, fuse, dropout_masks, verbose)
 
 
 @functools.lru_cache
@@ -146,9 +151,11 @@ def _callback_class(base: Any) -> Any:
     class Replace(base):  # type: ignore[misc]
         """Replaces a model's layers by retrograd's."""
 
-        def __init__(self, only: Only, fuse: bool, verbose: bool) -> None:
+        def __init__(self, only: Only, fuse: bool, dropout_masks: DropoutMasks | None, verbose: bool) -> None:
             super().__init__()
-            self.options: dict[str, Any] = {"only": only, "fuse": fuse, "verbose": verbose}
+            self.options: dict[str, Any] = {
+                "only": only, "fuse": fuse, "dropout_masks": dropout_masks, "verbose": verbose
+            }  # fmt: skip
 
         def setup(self, trainer: Any, pl_module: torch.nn.Module, stage: str) -> None:
             replace(pl_module, **self.options)

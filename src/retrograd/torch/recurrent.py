@@ -16,8 +16,10 @@ from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
 from ._arrays import check_storage
 from ._autograd import UseTorch, is_eager, warn_of_torch
+from ._choice import step_prefers_torch
 from ._compiling import allow
 from ._leaf import Leaf, Proxy
+from ._packed import check_packed, dropped
 from ._recurrent import CELLS, as_activation, dtype_of, encoded, plan_of
 from ._recurrent_autograd import is_recorded, new_recurrent, run
 from ._step import DirectCell, Refused, step
@@ -26,6 +28,8 @@ __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 # h_0 and c_0 of an LSTM, h_0 of the others.
 States: TypeAlias = Tensor | tuple[Tensor, Tensor]
+# Who draws the masks of dropout between layers.
+DropoutMasks: TypeAlias = Literal["retrograd", "torch"]
 _FLOATS = (torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -155,6 +159,23 @@ class Recurrent(Leaf):
         self._check(x, h0, c0, batch_first, dtype)
         if mask is not None and mask.requires_grad:
             raise ValueError(f"{self._title}: mask requires a gradient, but masks have none; pass mask.detach()")
+        return self._compute(x, h0, c0, weights, bidirectional, batch_first, dropout, lengths, batch_sizes, reset, mask)
+
+    def _compute(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        c0: Tensor | None,
+        weights: list[Any],
+        bidirectional: bool,
+        batch_first: bool,
+        dropout: float,
+        lengths: Any,
+        batch_sizes: Tensor | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        """y and the final states, from checked arguments."""
         draws = self.training and (dropout > 0 or self.zoneout is not None)
         y, hn, cn = run(
             new_recurrent(
@@ -210,12 +231,22 @@ class Recurrent(Leaf):
             if state.dtype is not dtype:
                 raise TypeError(f"{title}: {name} has dtype {state.dtype}, but the weights have {dtype}")
 
-    def _torch_forward(self, reason: UseTorch, input: Any, hx: Any) -> Any:
-        """The result of PyTorch's layer, if it has one."""
+    def _is_torchs(self) -> bool:
+        """Whether PyTorch's layer has all options of this one."""
         has_more = any(name in self.__dict__ for name in self._names)
-        if has_more or getattr(self, "nonlinearity", "tanh") not in ("tanh", "relu"):
-            raise reason
-        warn_of_torch(reason)
+        return not has_more and getattr(self, "nonlinearity", "tanh") in ("tanh", "relu")
+
+    def _step_is_torchs(self, samples: int) -> bool:
+        """Whether PyTorch's layer computes a single step, because that takes less time."""
+        recorded = torch.is_grad_enabled()
+        return step_prefers_torch(self._title, samples, self.hidden_size, recorded) and self._is_torchs()
+
+    def _torch_forward(self, reason: UseTorch | None, input: Any, hx: Any) -> Any:
+        """The result of PyTorch's layer, if it has one."""
+        if reason is not None:
+            if not self._is_torchs():
+                raise reason
+            warn_of_torch(reason)
         return super().forward(input, hx)  # type: ignore[misc]
 
     def _check_storages(self, x: Tensor, h0: Tensor | None, c0: Tensor | None) -> None:
@@ -244,14 +275,18 @@ class Layers(Recurrent, torch.nn.RNNBase):
     batch_first: bool
     bidirectional: bool
     dropout: float
+    dropout_masks: DropoutMasks = "retrograd"
 
     def __init__(self, mode: str, *arguments: Any, **options: Any) -> None:
         own = {name: options.pop(name) for name in self._names if name in options}
+        masks = check_dropout_masks(self._title, options.pop("dropout_masks", "retrograd"))
         torch.nn.RNNBase.__init__(self, mode, *arguments, **options)  # the next class has other arguments
         reason = unsupported(self)
         if reason:
             raise ValueError(f"{self._title}: {reason}")
         self._set_options(own)
+        if masks != "retrograd":
+            self.dropout_masks = masks
         if self._more:
             self._add_parameters()
 
@@ -291,6 +326,8 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """
         if isinstance(input, Proxy):
             return self._record(input, hx, lengths=lengths, reset=reset, mask=mask)
+        if lengths is reset is mask is None and self._is_short(input):
+            return self._torch_forward(None, input, hx)
         try:
             return self._forward(input, hx, lengths, reset, mask)
         except UseTorch as error:
@@ -298,6 +335,14 @@ class Layers(Recurrent, torch.nn.RNNBase):
                 raise
             reason = error
         return self._torch_forward(reason, input, hx)
+
+    def _is_short(self, x: Tensor | PackedSequence) -> bool:
+        if isinstance(x, PackedSequence) or not is_eager(x) or self._has_cells:
+            return False
+        axes = x.dim()
+        if axes not in (2, 3) or x.shape[1 if axes == 3 and self.batch_first else 0] != 1:
+            return False
+        return self._step_is_torchs(1 if axes == 2 else x.shape[0 if self.batch_first else 1])
 
     def _forward(
         self,
@@ -327,7 +372,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
     ) -> tuple[PackedSequence, Any]:
         if lengths is not None:
             raise ValueError(f"{self._title}: lengths is given, but a PackedSequence has its own")
-        _check_packed(self._title, packed)
+        check_packed(self._title, packed)
         data, batch_sizes, sorted_indices, unsorted_indices = packed
         if hx is not None:
             self._check_storages(data, *self._split(hx))
@@ -352,6 +397,58 @@ class Layers(Recurrent, torch.nn.RNNBase):
         """y and the final states, of all layers of a batch. `rest` are the last arguments of `_run`."""
         dropout = self.dropout if self.num_layers > 1 else 0.0
         return self._run(x, hx, self._flat_weights_names, self.bidirectional, batch_first, dropout, *rest)
+
+    def _compute(
+        self,
+        x: Tensor,
+        h0: Tensor | None,
+        c0: Tensor | None,
+        weights: list[Any],
+        bidirectional: bool,
+        batch_first: bool,
+        dropout: float,
+        lengths: Any,
+        batch_sizes: Tensor | None,
+        reset: Tensor | None,
+        mask: Tensor | None,
+    ) -> tuple[Tensor, Any]:
+        if not (dropout > 0 and self.training and check_dropout_masks(self._title, self.dropout_masks) == "torch"):
+            return super()._compute(
+                x, h0, c0, weights, bidirectional, batch_first, dropout, lengths, batch_sizes, reset, mask
+            )
+        # Layer by layer. PyTorch's layer draws a mask for [T, N, H], or for the rows of packed data.
+        if batch_first:
+            x = x.transpose(0, 1)
+            reset = None if reset is None else reset.transpose(0, 1)
+            mask = mask if mask is None or mask.dim() < 3 else mask.transpose(-3, -2)
+        cells = 1 + bidirectional
+        count = len(weights) // self.num_layers
+        finals: list[Any] = []
+        y = x
+        for layer in range(self.num_layers):
+            if layer:
+                y = dropped(y, dropout, batch_sizes)
+            own = slice(layer * cells, (layer + 1) * cells)
+            y, states = super()._compute(
+                y,
+                None if h0 is None else h0[own],
+                None if c0 is None else c0[own],
+                weights[layer * count : (layer + 1) * count],
+                bidirectional,
+                False,
+                0.0,
+                lengths,
+                batch_sizes,
+                reset,
+                mask if mask is None or mask.dim() < 5 or len(mask) == 1 else mask[own],
+            )
+            finals.append(states)
+        hn: Any = tuple(map(torch.cat, zip(*finals, strict=True))) if self._has_cells else torch.cat(finals)
+        return y.transpose(0, 1) if batch_first else y, hn
+
+    def extra_repr(self) -> str:
+        described = super().extra_repr()
+        return described if self.dropout_masks == "retrograd" else f"{described}, dropout_masks={self.dropout_masks!r}"
 
     def _lead(self, x: Tensor, batch_first: bool) -> tuple[int, ...]:
         return self.num_layers * (1 + self.bidirectional), x.shape[0 if batch_first else 1]
@@ -394,11 +491,14 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         """Returns the new states, as PyTorch's cell does. Where `reset` ``[N]`` is true, the old ones count as 0."""
         if isinstance(input, Proxy):
             return self._record(input, hx, reset=reset)
-        if reset is None and is_eager(input) and self._is_direct(input, hx):
-            try:
-                return self._step(input, hx)
-            except Refused:
-                pass
+        if reset is None and is_eager(input):
+            if (input.dim() == 1 or len(input) == 1) and self._step_is_torchs(1):
+                return self._torch_forward(None, input, hx)
+            if self._is_direct(input, hx):
+                try:
+                    return self._step(input, hx)
+                except Refused:
+                    pass
         try:
             return self._forward(input, hx, reset)
         except UseTorch as error:
@@ -538,6 +638,7 @@ class LSTM(_Lstm, Layers, torch.nn.LSTM):
       cell state itself ("cell"), with `norm_eps`. It adds parameters ``gamma_x_l0``, ``gamma_h_l0``, ``gamma_c_l0`` and
       ``beta_c_l0`` and so on.
     - With `recompute` nothing is stored for backward, which runs forward again.
+    - With ``dropout_masks="torch"`` the masks of `dropout` are those that PyTorch's layer would draw.
 
     The two biases are added.
     """
@@ -554,7 +655,8 @@ class GRU(_Gru, Layers, torch.nn.GRU):
     - `kind` says where the reset gate acts: "after" the product with the state, as in PyTorch, or "before" it. With
       `flip` the gate z weighs the new state.
     - `activations` are the functions of the gates r z n.
-    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps`, `recompute` and `dropout_masks` are those of
+      :class:`LSTM`.
 
     The two biases are different parameters: ``bias_ih`` is added to the product with the input, ``bias_hh`` to that
     with the state.
@@ -570,7 +672,8 @@ class RNN(_Rnn, Layers, torch.nn.RNN):
     """The constructor, attributes and `state_dict` of `torch.nn.RNN`, and these options:
 
     - `nonlinearity` may be any activation, by name or with parameters.
-    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps` and `recompute` are those of :class:`LSTM`.
+    - `clip`, `zoneout` (a rate), `norm` ("haste"), `norm_eps`, `recompute` and `dropout_masks` are those of
+      :class:`LSTM`.
 
     The two biases are added.
     """
@@ -634,6 +737,12 @@ allow((LSTM, GRU, RNN))
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
+def check_dropout_masks(function: str, masks: Any) -> DropoutMasks:
+    if masks not in ("retrograd", "torch"):
+        raise ValueError(f"{function}: dropout_masks is {masks!r}, must be 'retrograd' or 'torch'")
+    return masks  # type: ignore[no-any-return]
+
+
 def _functions(title: str, kind: Any, given: Sequence[str | Activation]) -> Any:
     fields = kind._fields
     if len(given) != len(fields):
@@ -645,45 +754,6 @@ def _functions(title: str, kind: Any, given: Sequence[str | Activation]) -> Any:
 def _each(states: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The states, changed: the pair of an LSTM or the only one."""
     return change(states) if isinstance(states, Tensor) else tuple(map(change, states))
-
-
-def _check_made_by_torch(title: str, packed: PackedSequence) -> None:
-    """Raise for a PackedSequence that PyTorch did not make: its functions do not check, and end the process."""
-    if not (is_eager(packed.data) and is_eager(packed.batch_sizes)):
-        return
-    for name, tensor in packed._asdict().items():
-        if tensor is None:
-            continue
-        check_storage(tensor, title, f"input.{name}")
-        axes = 2 if name == "data" else 1
-        if tensor.dim() != axes:
-            raise ValueError(f"{title}: input.{name} has shape {tuple(tensor.shape)}, expected {axes} axes")
-        if name != "data" and tensor.dtype is not torch.int64:
-            raise TypeError(f"{title}: input.{name} has dtype {tensor.dtype}, expected torch.int64")
-    sizes = packed.batch_sizes.tolist()
-    if not sizes or sizes[-1] < 1 or sizes != sorted(sizes, reverse=True):
-        wrong = next((n for n, before in zip(sizes, [math.inf, *sizes], strict=False) if not 0 < n <= before), None)
-        found = "is empty" if wrong is None else f"has {wrong} in {_shortened(sizes)}"
-        raise ValueError(f"{title}: input.batch_sizes {found}, expected sizes of at least 1 that do not increase")
-    if sum(sizes) != len(packed.data):
-        raise ValueError(
-            f"{title}: input.batch_sizes has the sum {sum(sizes)}, expected {len(packed.data)}, the rows of data"
-        )
-    for name in ("sorted_indices", "unsorted_indices"):
-        indices = getattr(packed, name)
-        if indices is not None and sorted(indices.tolist()) != list(range(sizes[0])):
-            raise ValueError(
-                f"{title}: input.{name} has {_shortened(indices.tolist())}, expected a permutation of {sizes[0]} "
-                "samples"
-            )
-
-
-# The values are not known to a compiler, which stops at PyTorch's functions for them anyway.
-_check_packed: Callable[[str, PackedSequence], None] = torch.compiler.disable(_check_made_by_torch)
-
-
-def _shortened(values: list[int]) -> str:
-    return str(values) if len(values) <= 8 else f"[{', '.join(map(str, values[:8]))}, ...]"
 
 
 def unsupported(layer: torch.nn.Module) -> str:

@@ -14,7 +14,7 @@ from ..ops.activation import Activation
 from . import norms, recurrent
 from ._leaf import has_hooks
 from ._subclass import calls_torchs_forward, class_with, original_class
-from .recurrent import Recurrent, unsupported
+from .recurrent import DropoutMasks, Layers, Recurrent, check_dropout_masks, unsupported
 from .sync import SyncBatchNorm
 
 __all__ = ["Replacements", "replace", "restore"]
@@ -38,6 +38,7 @@ _FUSED: Final[dict[type[torch.nn.Module], Callable[[Any], Activation]]] = {
 }
 _REPLACED_BY: Final = "_fused_activation"  # an attribute of the Identity: the activation and the name of its norm
 _FLOATS: Final = (torch.float32, torch.float64)
+_NAMES: Final = frozenset(kind.__name__ for kind in REPLACEMENTS)
 # Recurrent layers and normalizations, including those that have no replacement.
 _RELATED: Final = (
     torch.nn.RNNBase,
@@ -71,12 +72,20 @@ class Replacements(NamedTuple):
         return "\n".join(lines)
 
 
-def replace(model: torch.nn.Module, *, only: Only = None, fuse: bool = False, verbose: bool = True) -> Replacements:
+def replace(
+    model: torch.nn.Module,
+    *,
+    only: Only = None,
+    fuse: bool = False,
+    dropout_masks: DropoutMasks | None = None,
+    verbose: bool = True,
+) -> Replacements:
     """Replace the recurrent layers and normalizations of a model by retrograd's, in place, and print which.
 
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
     class of a layer changes. Recurrent layers and normalizations that cannot be replaced are listed as left, with the
-    reason. Layers of other kinds, such as linear ones, are not part of the result. `only` selects layers: by class,
+    reason; so are layers of other packages that have the same names. Layers of other kinds, such as linear ones, are
+    not part of the result. `only` selects layers: by class,
     by a pattern of their names (``"encoder.*"``), by a function of name and layer, or by any of several of these.
 
     A subclass is replaced if it has PyTorch's `forward`, or one that calls ``super().forward``: retrograd's class goes
@@ -86,10 +95,15 @@ def replace(model: torch.nn.Module, *, only: Only = None, fuse: bool = False, ve
     and the activation becomes a `torch.nn.Identity`. So the normalization returns activated values to any code that
     calls it alone. A hook on it would see them too, so those with hooks are left, as are those in a subclass of
     `Sequential` that has a `forward` of its own. With ``verbose=False`` nothing is printed; the result is the same.
+
+    With ``dropout_masks="torch"`` the recurrent layers draw the masks of dropout between layers that PyTorch's would
+    draw, so that losses can be compared. It is also set for selected layers that are retrograd's already.
     """
     result, selected = Replacements({}, {}), as_choice(only)
+    if dropout_masks is not None:
+        check_dropout_masks("replace", dropout_masks)
     for name, layer in model.named_modules():
-        replace_one(name or "(the model)", layer, selected, result)
+        replace_one(name or "(the model)", layer, selected, dropout_masks, result)
     if fuse:
         uses = Counter(id(layer) for _, layer in model.named_modules(remove_duplicate=False))
         for name, layer in model.named_modules():
@@ -120,7 +134,7 @@ def restore(model: torch.nn.Module, *, verbose: bool = True) -> Replacements:
             continue
         layer.__class__ = kind
         if isinstance(layer, torch.nn.RNNBase | torch.nn.RNNCellBase):
-            for own in ("_encoded", "_more", "_direct"):
+            for own in ("_encoded", "_more", "_direct", "dropout_masks"):
                 layer.__dict__.pop(own, None)
         result.replaced[name or "(the model)"] = kind.__name__
     if verbose:
@@ -159,11 +173,23 @@ def as_choice(only: Only) -> Callable[[str, torch.nn.Module], bool]:
 
 
 def replace_one(
-    name: str, layer: torch.nn.Module, selected: Callable[[str, torch.nn.Module], bool], result: Replacements
+    name: str,
+    layer: torch.nn.Module,
+    selected: Callable[[str, torch.nn.Module], bool],
+    dropout_masks: DropoutMasks | None,
+    result: Replacements,
 ) -> None:
     """Replace a layer if it is one of those that can be, and say what was done."""
     kind = type(layer)
-    if isinstance(layer, _OURS) or not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
+    if isinstance(layer, _OURS):
+        if isinstance(layer, Layers) and dropout_masks is not None and selected(name, layer):
+            layer.dropout_masks = dropout_masks
+        return
+    if not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
+        known = getattr(layer, "original_name", kind.__name__)  # of a compiled layer
+        if known in _NAMES:
+            where = "compiled by torch.jit" if isinstance(layer, torch.jit.ScriptModule) else f"of {kind.__module__}"
+            result.left[name] = f"{known}: it is {where}, not of torch.nn"
         return
     base = next((one for one in kind.__mro__ if one in REPLACEMENTS), None)
     reason = ""
@@ -184,6 +210,8 @@ def replace_one(
     layer.__class__ = class_with(kind, base, REPLACEMENTS[base])
     if isinstance(layer, Recurrent):
         layer.encode_options()
+    if isinstance(layer, Layers) and dropout_masks is not None:
+        layer.dropout_masks = dropout_masks
     result.replaced[name] = kind.__name__
 
 

@@ -2,7 +2,8 @@
 
 A row named torch_* is a whole training step of a model: forward, loss, backward and a fused AdamW. Rows named bridge_*
 are forward and backward of one small layer in a chain, compared with the array functions: ``added`` is what the bridge
-costs, including PyTorch's modules and autograd. What these cost alone is ``autograd``.
+costs, including PyTorch's modules and autograd. What these cost alone is ``autograd``. Those named module_* are single
+layers (:mod:`.modules`), and adamw_* steps of an optimizer (:mod:`.optimizers`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import copy
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 import retrograd
 
+from .modules import MODULE_CASES, Layer, ModuleCase, layer_failures, layer_slots, make_layer
+from .optimizers import OPTIMIZER_CASES, OptimizerCase, Update, make_update, update_failures, update_slots
 from .timing import Contest, Machine, Stepper, WholeSteps, import_torch, library_threads
 
 __all__ = [
@@ -189,14 +192,19 @@ DROP_IN_CASES: Final = (
     DropInCase("bridge_layer_norm_n8c16", _chain_of_layer_norms),
     DropInCase("bridge_batch_norm_n8c16", _chain_of_batch_norms),
     DropInCase("bridge_lstm_t8n2i16h16", _chain_of_lstms),
+    *MODULE_CASES,
+    *OPTIMIZER_CASES,
 )
+AnyCase: TypeAlias = DropInCase | ModuleCase | OptimizerCase
 
 
-def make_drop_in(case: DropInCase) -> Any:
+def make_drop_in(case: AnyCase) -> Any:
     torch = import_torch()
     assert torch is not None
     torch.manual_seed(0)
-    return case.make(torch)
+    if isinstance(case, ModuleCase):
+        return make_layer(torch, case)
+    return make_update(torch, case) if isinstance(case, OptimizerCase) else case.make(torch)
 
 
 # ---- timing ----------------------------------------------------------------------------------------------------------
@@ -246,10 +254,14 @@ def _empty_layers(torch: Any) -> Callable[[Any], Any]:
     return Layer
 
 
-def drop_in_failures(case: DropInCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
-    """Yield a message if the first losses of a model differ from plain PyTorch's."""
+def drop_in_failures(case: AnyCase, isa: str, threads: Sequence[int]) -> Iterator[str]:
+    """Yield a message if the first losses of a model, or the results of a layer, differ from plain PyTorch's."""
     made = make_drop_in(case)
-    if isinstance(made, _Chain):
+    if isinstance(made, Layer):
+        yield from layer_failures(made)
+    elif isinstance(made, Update):
+        yield from update_failures(made)
+    if not isinstance(case, DropInCase) or isinstance(made, _Chain):
         return
     losses = []
     for model in (copy.deepcopy(made.model), _replaced(made, case.fuse)):
@@ -261,15 +273,17 @@ def drop_in_failures(case: DropInCase, isa: str, threads: Sequence[int]) -> Iter
             return
 
 
-def drop_in_contest(
-    case: DropInCase, made: Any, threads: int, machine: Machine, stack: contextlib.ExitStack
-) -> Contest:
+def drop_in_contest(case: AnyCase, made: Any, threads: int, machine: Machine, stack: contextlib.ExitStack) -> Contest:
     torch = machine.torch
     assert torch is not None
     torch.set_num_threads(threads)
     stack.enter_context(library_threads(threads))
     slots: list[list[Stepper]]
-    if isinstance(made, _Chain):
+    if isinstance(case, ModuleCase):
+        slots = layer_slots(torch, made, threads)
+    elif isinstance(case, OptimizerCase):
+        slots = update_slots(torch, made, threads)
+    elif isinstance(made, _Chain):
         bridge, empty = importlib.import_module("retrograd.torch"), _empty_layers(torch)
         chains = {
             "retrograd": _chain_step(torch, made, lambda: made.make(bridge)),

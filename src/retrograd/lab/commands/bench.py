@@ -77,7 +77,9 @@ def add_command(commands: Any) -> None:
         "Rows named torch_* are training steps of PyTorch models after retrograd.torch.replace, alternating with the "
         "same models without it. Rows are timed only if the first losses agree. Rows named bridge_* are forward and "
         "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions, and "
-        "'autograd µs' is the time of layers with the same parameters that compute nothing. "
+        "'autograd µs' is the time of layers with the same parameters that compute nothing. Rows named module_* are "
+        "forward and backward of one layer before and after replace, those that end in _eval forward alone. Rows named "
+        "adamw_* are steps of adam_step and of PyTorch's fused AdamW over the parameters of a model. "
     )
     jax = (
         "Rows named jax_* are forward and backward of a layer of retrograd.jax under jit, alternating with the array "
