@@ -1,0 +1,50 @@
+"""Jobs of reinforcement learning libraries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .declared import Step
+
+__all__ = ["sb3_continuing", "sb3_episodes", "sb3_episodes_in_one_call"]
+
+
+def _recurrent_ppo(policy: Any, environment: str, samples: int, rollouts: int, environments: int) -> Step:
+    """An epoch of training: one batch, which is the last rollout."""
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    batch = samples * environments
+    model = RecurrentPPO(
+        policy,
+        make_vec_env(environment, environments, seed=0),
+        n_steps=samples,
+        batch_size=batch,
+        n_epochs=1,
+        seed=0,
+        policy_kwargs={"lstm_hidden_size": 64},
+    )
+    model.learn(rollouts * batch)
+
+    def step() -> Any:
+        model.train()
+        return model.logger.name_to_value["train/loss"]
+
+    return step
+
+
+def sb3_continuing() -> Step:
+    """Two LSTMs of 64 units over 64 steps of 4 pendulums. No episode starts among them."""
+    return _recurrent_ppo("MlpLstmPolicy", "Pendulum-v1", samples=64, rollouts=2, environments=4)
+
+
+def sb3_episodes() -> Step:
+    """The same over 64 steps of 4 poles on carts, whose episodes have 20 steps or so."""
+    return _recurrent_ppo("MlpLstmPolicy", "CartPole-v1", samples=64, rollouts=1, environments=4)
+
+
+def sb3_episodes_in_one_call() -> Step:
+    """The same with retrograd's policy."""
+    from retrograd.torch.sb3 import MlpLstmPolicy
+
+    return _recurrent_ppo(MlpLstmPolicy, "CartPole-v1", samples=64, rollouts=1, environments=4)
