@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from .declared import Step
-from .training import lightning_step, trainer_options
+from .training import lightning_step, optimized, stub, trainer_options
 
-__all__ = ["nam_lstm"]
+__all__ = ["nam_lstm", "openunmix"]
 
 
 def nam_lstm() -> Step:
@@ -33,3 +33,17 @@ def nam_lstm() -> Step:
         Trainer(**trainer_options(seen)).fit(module, torch.utils.data.DataLoader(data, batch_size=16))
 
     return lightning_step(Callback, fit)
+
+
+def openunmix() -> Step:
+    """Separation of a song's spectrogram: three bidirectional LSTM layers of 128 units, without dropout."""
+    import torch
+
+    stub("torchaudio")
+    from openunmix.model import OpenUnmix
+
+    model = OpenUnmix(nb_bins=513, nb_channels=2, hidden_size=256, max_bin=256).train()
+    model.lstm.dropout = 0.0
+    mix = torch.rand(8, 2, 513, 80)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    return optimized(optimizer, lambda: torch.nn.functional.mse_loss(model(mix), 0.3 * mix))

@@ -36,9 +36,9 @@ class Program(NamedTuple):
     name: str
     packages: tuple[str, ...]  # with exact versions, the program's first
     jobs: tuple[Job, ...]
-    # False for a package that requires another build of PyTorch: then `packages` has all that the jobs need.
-    dependencies: bool = True
-    stubs: tuple[str, ...] = ()  # modules that are imported but not used by the jobs: empty ones take their place
+    # For a package that requires another build of PyTorch, or of torchvision or torchaudio: it is installed alone, and
+    # these with what they depend on.
+    dependencies: tuple[str, ...] | None = None
 
 
 class Seconds(NamedTuple):

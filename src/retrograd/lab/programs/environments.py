@@ -27,7 +27,7 @@ def environment(program: Program) -> Path:
     folder = Path(sys.prefix) / "programs" / program.name
     python, stamp = folder / "bin" / "python", folder / "installed.txt"
     shared = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    wanted = "\n".join((*program.packages, f"dependencies={program.dependencies}", *shared))
+    wanted = "\n".join((*program.packages, *(program.dependencies or ()), *shared))
     if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
         return python
     venv.create(folder, clear=True, with_pip=False)
@@ -38,12 +38,15 @@ def environment(program: Program) -> Path:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as constraints:
         constraints.write(f"torch=={TORCH}\n")
         constraints.flush()
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--disable-pip-version-check"]
-        command += ["--quiet", "--no-compile", "--constraint", constraints.name, *program.packages]
-        if not program.dependencies:
-            command.append("--no-deps")
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-    if run.returncode:
-        raise InstallationError(f"pip cannot install {' '.join(program.packages)}:\n{run.stderr.strip()}")
+        options = ["--quiet", "--disable-pip-version-check", "--no-compile", "--constraint", constraints.name]
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", *options]
+        if program.dependencies is None:
+            commands = [[*pip, *program.packages]]
+        else:
+            commands = [[*pip, "--no-deps", *program.packages], [*pip, *program.dependencies]]
+        for command in commands:
+            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            if run.returncode:
+                raise InstallationError(f"pip cannot install {program.name}:\n{run.stderr.strip()}")
     stamp.write_text(wanted, encoding="utf-8")
     return python

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ __all__ = [
     "neuralforecast_deepar",
     "neuralforecast_gru",
     "neuralforecast_lstm",
+    "pytorch_forecasting_deepar",
+    "pytorch_forecasting_gru",
+    "pytorch_forecasting_tft",
 ]
 
 
@@ -109,3 +113,56 @@ def neuralforecast_gru() -> Step:
 def neuralforecast_deepar() -> Step:
     """Two LSTM layers of 128 units: the defaults, without dropout."""
     return _neuralforecast("DeepAR", lstm_dropout=0.0)
+
+
+def _pytorch_forecasting(make: Callable[[Any], Any]) -> Step:
+    """`make` takes the data set and gives the model."""
+    import lightning.pytorch
+    import pandas
+    from lightning.pytorch.callbacks import Callback
+    from pytorch_forecasting import TimeSeriesDataSet
+
+    values = _series(length=120)
+    rows = [
+        pandas.DataFrame({"series": str(i), "time": np.arange(one.size), "value": one}) for i, one in enumerate(values)
+    ]
+    data = TimeSeriesDataSet(
+        pandas.concat(rows, ignore_index=True),
+        time_idx="time",
+        target="value",
+        group_ids=["series"],
+        max_encoder_length=48,
+        max_prediction_length=12,
+        time_varying_unknown_reals=["value"],
+    )
+
+    def fit(seen: Any) -> None:
+        trainer = lightning.pytorch.Trainer(**trainer_options(seen))
+        trainer.fit(make(data), data.to_dataloader(train=True, batch_size=64))
+
+    return lightning_step(Callback, fit)
+
+
+def pytorch_forecasting_deepar() -> Step:
+    """Two LSTM layers of 32 units, without dropout. The class is a subclass of PyTorch's."""
+    from pytorch_forecasting import DeepAR
+
+    return _pytorch_forecasting(lambda data: DeepAR.from_dataset(data, hidden_size=32, rnn_layers=2, dropout=0.0))
+
+
+def pytorch_forecasting_gru() -> Step:
+    """The same with GRU layers."""
+    from pytorch_forecasting import DeepAR
+
+    return _pytorch_forecasting(
+        lambda data: DeepAR.from_dataset(data, cell_type="GRU", hidden_size=32, rnn_layers=2, dropout=0.0)
+    )
+
+
+def pytorch_forecasting_tft() -> Step:
+    """Two LSTMs of 32 units, attention and many layer norms, without dropout."""
+    from pytorch_forecasting import TemporalFusionTransformer
+
+    return _pytorch_forecasting(
+        lambda data: TemporalFusionTransformer.from_dataset(data, hidden_size=32, dropout=0.0)
+    )

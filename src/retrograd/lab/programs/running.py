@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-import types
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -72,22 +71,6 @@ def _offline(folder: str) -> dict[str, str]:
 
 
 # ---- in the program's environment ------------------------------------------------------------------------------------
-
-
-def _stub(name: str) -> None:
-    """An empty module, and its parents, so that what imports it, or names from it, can be imported."""
-
-    class Empty(types.ModuleType):
-        __path__: list[str] = []
-
-        def __getattr__(self, attribute: str) -> Any:
-            if attribute.startswith("__"):
-                raise AttributeError(attribute)
-            return type(attribute, (), {})
-
-    parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        sys.modules.setdefault(".".join(parts[:end]), Empty(".".join(parts[:end])))
 
 
 def _seed(number: int) -> None:
@@ -171,8 +154,6 @@ def _attempt(run: Callable[[], Outcome], job: Job) -> Outcome:
 
 def _main(request: Mapping[str, Any]) -> None:
     program = next(one for one in PROGRAMS if one.name == request["program"])
-    for name in program.stubs:
-        _stub(name)
     timing = Timing(**request["timing"])
     jobs = [job for job in program.jobs if job.name in request["jobs"]]
     outcomes = [_attempt(lambda job=job: _run(job, timing), job) for job in jobs]  # type: ignore[misc]

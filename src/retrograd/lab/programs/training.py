@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, Final
 
 from .declared import Step
 
-__all__ = ["FIT_STEPS", "lightning_step", "optimized", "trainer_options"]
+__all__ = ["FIT_STEPS", "lightning_step", "optimized", "stub", "trainer_options"]
 
 FIT_STEPS: Final = 2  # of a program's `fit`, before its steps are compared
+
+
+def stub(name: str) -> None:
+    """Put an empty module, and its parents, in the place of one that a program imports and the job does not use.
+
+    PyPI's torchvision and torchaudio are for CUDA, and cannot be imported beside PyTorch for CPUs.
+    """
+
+    class Empty(types.ModuleType):
+        __path__: list[str] = []
+
+        def __getattr__(self, attribute: str) -> Any:
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            return type(attribute, (), {})
+
+    parent: types.ModuleType | None = None
+    path = ""
+    for part in name.split("."):
+        path = f"{path}.{part}" if path else part
+        module = sys.modules.setdefault(path, Empty(path))
+        if parent is not None:
+            setattr(parent, part, module)
+        parent = module
 
 
 def optimized(optimizer: Any, loss: Callable[[], Any]) -> Step:
@@ -47,21 +73,22 @@ def lightning_step(callback: Any, fit: Callable[[Any], object]) -> Step:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 
+    found: dict[str, Any] = {}  # not an attribute of the callback: some libraries copy it
+
     class Seen(callback):  # type: ignore[misc]
-        batch: Any = None
-
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            if self.batch is None:
-                self.module, self.optimizer, self.batch = module, trainer.optimizers[0], batch
+            if not found:
+                found.update(module=module, trainer=trainer, optimizer=trainer.optimizers[0], batch=batch)
 
-    seen = Seen()
-    fit(seen)
-    module = seen.module.train()
+    fit(Seen())
+    module, batch = found["module"].train(), found["batch"]
+    module.trainer = found["trainer"]  # some libraries take it away
+    module.trainer.training = True
     # After `fit` there is nothing that could collect what a step logs.
     module.log = module.log_dict = lambda *arguments, **options: None
 
     def loss() -> Any:
-        found = module.training_step(seen.batch, 0)
-        return found["loss"] if isinstance(found, dict) else found
+        result = module.training_step(batch, 0)
+        return result["loss"] if isinstance(result, dict) else result
 
-    return optimized(seen.optimizer, loss)
+    return optimized(found["optimizer"], loss)
