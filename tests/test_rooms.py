@@ -87,7 +87,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "lab/programs": {
         *("lab/bench", "numpy", "torch", "retrograd", "pandas", "lightning", "pytorch_lightning"),
-        *("darts", "gluonts", "nam", "neuralforecast", "sb3_contrib", "stable_baselines3", "transformers"),
+        *("darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
+        *("pytorch_forecasting", "sb3_contrib", "stable_baselines3", "tianshou", "transformers"),
     },
     "lab/commands": {
         *(
@@ -112,7 +113,8 @@ ROOMS: dict[str, set[str]] = {
 LAZY = {
     *("matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
-    *("pandas", "darts", "gluonts", "nam", "neuralforecast", "stable_baselines3", "transformers"),
+    *("pandas", "darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
+    *("pytorch_forecasting", "stable_baselines3", "tianshou", "transformers"),
 }
 
 

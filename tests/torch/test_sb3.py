@@ -19,9 +19,8 @@ with warnings.catch_warnings():
     from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
     from stable_baselines3.common.vec_env import DummyVecEnv
 
+    import retrograd.torch as rt
     from retrograd.torch import sb3
-
-import retrograd.torch as rt
 
 H = 16
 
@@ -48,7 +47,9 @@ def evaluated(policy: Any, observations: Any, starts: Any, samples: int) -> list
     policy.zero_grad()
     actions = torch.arange(len(starts)) % 3
     results = policy.evaluate_actions(observations, actions, states(policy, samples), starts)
-    sum((result * torch.cos(torch.arange(len(starts)) + 0.5)).sum() for result in map(torch.flatten, results)).backward()
+    sum(
+        (result * torch.cos(torch.arange(len(starts)) + 0.5)).sum() for result in map(torch.flatten, results)
+    ).backward()
     gradients = [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
     return [*(result.detach() for result in results), *gradients]
 
@@ -114,7 +115,9 @@ def environment(kind: str) -> Any:
     return DummyVecEnv([lambda: SimpleMultiObsEnv(random_start=False)])
 
 
-@pytest.mark.parametrize("kind", ["MlpLstmPolicy", pytest.param("CnnLstmPolicy", marks=pytest.mark.long), "MultiInputLstmPolicy"])
+@pytest.mark.parametrize(
+    "kind", ["MlpLstmPolicy", pytest.param("CnnLstmPolicy", marks=pytest.mark.long), "MultiInputLstmPolicy"]
+)
 def test_a_training_run_gives_the_same_losses(kind: str) -> None:
     losses = []
     for module in (theirs, sb3):

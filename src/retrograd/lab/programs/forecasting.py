@@ -163,6 +163,4 @@ def pytorch_forecasting_tft() -> Step:
     """Two LSTMs of 32 units, attention and many layer norms, without dropout."""
     from pytorch_forecasting import TemporalFusionTransformer
 
-    return _pytorch_forecasting(
-        lambda data: TemporalFusionTransformer.from_dataset(data, hidden_size=32, dropout=0.0)
-    )
+    return _pytorch_forecasting(lambda data: TemporalFusionTransformer.from_dataset(data, hidden_size=32, dropout=0.0))

@@ -161,6 +161,5 @@ def _main(request: Mapping[str, Any]) -> None:
     Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
 
 
-
 if __name__ == "__main__":
     _main(json.loads(sys.argv[1]))

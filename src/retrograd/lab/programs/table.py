@@ -19,9 +19,7 @@ PROGRAMS: Final = (
         ),
     ),
     Program("nam", ("neural-amp-modeler==0.13.0",), (Job("nam_lstm", audio.nam_lstm, {"_L": 1}),)),
-    Program(
-        "gluonts", ("gluonts[torch]==0.17.0",), (Job("gluonts_deepar", forecasting.gluonts_deepar, {"LSTM": 1}),)
-    ),
+    Program("gluonts", ("gluonts[torch]==0.17.0",), (Job("gluonts_deepar", forecasting.gluonts_deepar, {"LSTM": 1}),)),
     Program(
         "transformers",
         ("transformers==5.23.0",),
@@ -54,7 +52,7 @@ PROGRAMS: Final = (
         (
             Job("pytorch_forecasting_deepar", forecasting.pytorch_forecasting_deepar, {"LSTM": 1}),
             Job("pytorch_forecasting_gru", forecasting.pytorch_forecasting_gru, {"GRU": 1}),
-            Job("pytorch_forecasting_tft", forecasting.pytorch_forecasting_tft, {"LSTM": 2}),
+            Job("pytorch_forecasting_tft", forecasting.pytorch_forecasting_tft, {"LSTM": 2, "LayerNorm": 11}),
         ),
     ),
     Program("tianshou", ("tianshou==2.0.1",), (Job("tianshou_dqn", agents.tianshou_dqn, {"LSTM": 1}),)),

@@ -40,7 +40,14 @@ def transformers_gpt2() -> Step:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        vocab_size=1000, n_positions=64, n_embd=128, n_layer=4, n_head=4, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        vocab_size=1000,
+        n_positions=64,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     return _transformer(GPT2LMHeadModel(config).train())
 
@@ -96,7 +103,7 @@ def flair_language_model() -> Step:
 
 def kraken_recognizer() -> Step:
     """The text of a line's image: the default network with two bidirectional LSTM layers of 100 units, and CTC."""
-    import lightning.pytorch  # before the stub, which it would use
+    import lightning.pytorch  # noqa: F401  before the stub, which it would use
     import torch
 
     stub("torchvision.transforms.v2")
