@@ -34,7 +34,9 @@ class ResetsInOneCall(RecurrentActorCriticPolicy):
         features: Tensor, lstm_states: tuple[Tensor, Tensor], episode_starts: Tensor, lstm: torch.nn.LSTM
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         if not isinstance(lstm, LSTM):
-            return RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
+            found: tuple[Tensor, tuple[Tensor, Tensor]]
+            found = RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
+            return found
         samples = lstm_states[0].shape[1]
         x = features.reshape(samples, -1, lstm.input_size).swapaxes(0, 1)
         starts = episode_starts.reshape(samples, -1).swapaxes(0, 1)

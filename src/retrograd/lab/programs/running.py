@@ -128,7 +128,7 @@ def _timed(plain: Step, ours: Step, threads: int, timing: Timing) -> Seconds:
     slots = [[_Alternating("torch", plain)], [_Alternating("retrograd", ours)]]
     (theirs,), (own,) = take_turns(slots, timing.rounds, timing.budget)
     medians = theirs.medians[0], own.medians[0]
-    return Seconds(threads, *map(statistics.median, medians), median_ratio(*medians))
+    return Seconds(threads, statistics.median(medians[0]), statistics.median(medians[1]), median_ratio(*medians))
 
 
 def _run(job: Job, timing: Timing) -> Outcome:

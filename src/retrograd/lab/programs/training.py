@@ -6,7 +6,7 @@ import logging
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from .declared import Step
 
@@ -22,7 +22,9 @@ def stub(name: str) -> None:
     """
 
     class Empty(types.ModuleType):
-        __path__: ClassVar[list[str]] = []
+        def __init__(self, path: str) -> None:
+            super().__init__(path)
+            self.__path__ = []  # a package
 
         def __getattr__(self, attribute: str) -> Any:
             if attribute.startswith("__"):
