@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Pages that need an optional package: a module of it, because a folder of tests may have the package's name.
-NEEDS = {"jax.md": "jax.numpy", "torch.md": "torch.nn"}
+NEEDS = {"jax.md": ("jax.numpy",), "torch.md": ("torch.nn", "sb3_contrib")}
 OPTIONAL = re.compile(r'"(lstm|batch_norm)_backward" has incompatible type "[^"]* \| None"')
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
@@ -43,8 +43,8 @@ def script_of(document: Path) -> str:
 )
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them, with warnings as errors."""
-    if document.name in NEEDS:
-        pytest.importorskip(NEEDS[document.name])
+    for module in NEEDS.get(document.name, ()):
+        pytest.importorskip(module)
     path = tmp_path / f"page_{document.stem}.py"  # jax.py would be imported as jax
     path.write_text(script_of(document), encoding="utf-8")
     run = subprocess.run(

@@ -23,7 +23,7 @@ def add_suite(suites: Any) -> None:
         "'make programs' makes such an environment and checks all of them. A job is timed only if the losses of the "
         "first steps agree and the expected layers are replaced. 'ratio' is the time of a training step with "
         "PyTorch's layers over that with retrograd's ('ours'), alternating in one process: the median over rounds of "
-        "the ratio of medians. After the comma is the number of threads.",
+        "the ratio of medians. After the comma is the number of threads. With one thread times are CPU time.",
     )
     suite.add_argument(
         "--rows", nargs="+", default=[], metavar="PATTERN", help="only these programs, or jobs such as '*_lstm'"

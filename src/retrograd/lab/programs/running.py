@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..bench.timing import clock, median_ratio, take_turns
+from ..bench.timing import median_ratio, take_turns
 from .declared import Job, Outcome, Program, Seconds, Step
 from .table import PROGRAMS
 
@@ -111,21 +112,23 @@ def _failures(job: Job, plain: Step, ours: Step, replaced: Mapping[str, int], le
 class _Alternating:
     """A job's step, plain or with retrograd."""
 
-    def __init__(self, name: str, step: Step) -> None:
-        self.name, self._step = name, step
+    def __init__(self, name: str, step: Step, clock: Callable[[], float]) -> None:
+        self.name, self._step, self._clock = name, step, clock
 
     def wake(self) -> None:
         """Nothing: a program wakes no threads."""
 
     def step(self) -> tuple[float]:
-        start = clock()
+        start = self._clock()
         self._step()
-        return (clock() - start,)
+        return (self._clock() - start,)
 
 
 def _timed(plain: Step, ours: Step, threads: int, timing: Timing) -> Seconds:
     importlib.import_module("torch").set_num_threads(threads)
-    slots = [[_Alternating("torch", plain)], [_Alternating("retrograd", ours)]]
+    # With one thread CPU time, on which other load has less influence.
+    clock = time.process_time if threads == 1 else time.perf_counter
+    slots = [[_Alternating("torch", plain, clock)], [_Alternating("retrograd", ours, clock)]]
     (theirs,), (own,) = take_turns(slots, timing.rounds, timing.budget)
     medians = theirs.medians[0], own.medians[0]
     return Seconds(threads, statistics.median(medians[0]), statistics.median(medians[1]), median_ratio(*medians))
