@@ -111,7 +111,9 @@ def environment(kind: str) -> Any:
     if kind == "MlpLstmPolicy":
         return "CartPole-v1"
     if kind == "CnnLstmPolicy":
-        return FakeImageEnv(3, 36, 36, 1)
+        images = FakeImageEnv(3, 36, 36, 1)
+        images.observation_space.seed(0)  # it samples observations
+        return images
     return DummyVecEnv([lambda: SimpleMultiObsEnv(random_start=False)])
 
 
