@@ -78,6 +78,7 @@ ROOMS: dict[str, set[str]] = {
             "graph",
             "nn",
             "retrograd",
+            "_printing",
             "lab/cases",
             "lab/verify",
             "numpy",
@@ -104,6 +105,7 @@ ROOMS: dict[str, set[str]] = {
             "lab/verify",
             "numpy",
             "rich",
+            "shtab",
         ),
     },
     "cli": {"_printing", "convert", "train", "retrograd", "lab/commands"},
@@ -111,7 +113,7 @@ ROOMS: dict[str, set[str]] = {
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.
 LAZY = {
-    *("matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
+    *("matplotlib", "torch", "jax", "rich", "shtab", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
     *("pandas", "darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
     *("pytorch_forecasting", "stable_baselines3", "tianshou", "transformers"),

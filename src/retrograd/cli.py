@@ -1,4 +1,4 @@
-"""The command line: ``retrograd train | sample | forecast | convert | info | verify | bench``.
+"""The command line: ``retrograd train | sample | forecast | convert | info | verify | bench | completion``.
 
 Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 128 plus the signal number if a
 signal ended it, so 130 for Ctrl-C.
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 
 import retrograd
 
-from ._printing import in_a_line, print_anything
+from ._printing import print_anything, report
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
 from .lab.commands.bench import add_command as add_bench
+from .lab.commands.completion import add_command as add_completion
 from .lab.commands.info import add_command as add_info
 from .lab.commands.report import UsageError
 from .lab.commands.verify import add_command as add_verify
@@ -34,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except (UsageError, InputError, ConvertError) as error:
-        _report(error)
+        report(f"error: {error}")
         return _USAGE
     except RunError as error:
-        _report(error)
+        report(f"error: {error}")
         return _WRONG
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:  # not of a write
             raise
         _drop_output()
-        _report(f"the output could not be written: {error.strerror or error}")
+        report(f"error: the output could not be written: {error.strerror or error}")
         return _WRONG
 
 
@@ -60,11 +61,6 @@ def _run(argv: Sequence[str] | None) -> int:
     finally:
         sys.stdout.flush()
     return code
-
-
-def _report(error: object) -> None:
-    """Print an error as one line; the names from files in it may contain terminal control characters."""
-    print(f"retrograd: error: {in_a_line(str(error))}", file=sys.stderr)
 
 
 def _drop_output() -> None:
@@ -85,4 +81,5 @@ def _parser() -> argparse.ArgumentParser:
     add_info(commands)
     add_verify(commands)
     add_bench(commands)
+    add_completion(commands, parser)
     return parser
