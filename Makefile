@@ -15,7 +15,8 @@ cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp bench/*.cpp)
 
-.PHONY: help demo test test-all docs lint fuzz fuzz-convert sanitize stress clang levels aarch64 tsan wheel bench clean
+.PHONY: help demo test test-all docs lint fuzz fuzz-convert sanitize stress clang levels aarch64 tsan wheel bench programs \
+    clean
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +35,7 @@ help:
 	@echo "make wheel      build a source distribution and a manylinux wheel, and run retrograd verify on the wheel"
 	@echo "make bench      time everything, and PyTorch if it is in .venv (ARGS='--quick' and others)"
 	@echo "make docs       build the site, build/docs/site; warnings and broken links are errors"
+	@echo "make programs   train public programs with and without retrograd (PROGRAMS='gluonts sb3' selects)"
 	@echo "make clean      remove everything that these targets have made"
 	@echo "PYTHON=python3.12 selects the interpreter for a new .venv"
 
@@ -50,6 +52,12 @@ test-all: $(VENV)/.package-done
 
 bench: $(VENV)/.package-done
 	$(BIN)/retrograd bench all $(ARGS)
+
+# Public programs that train with PyTorch. Each gets a virtual environment of its own, with the PyTorch and the retrograd
+# of $(VENV)-programs. ARGS='--threads 1' and the like go to retrograd bench programs; without --check it times them.
+PROGRAMS ?=
+programs: $(VENV)-programs/.package-done
+	$(VENV)-programs/bin/retrograd bench programs $(if $(PROGRAMS),--rows $(PROGRAMS)) $(or $(ARGS),--check)
 
 # SERVE=1 shows it at http://localhost:8000.
 docs: $(VENV)/.docs-done
@@ -138,10 +146,10 @@ $(VENV)/.cmake-done: $(VENV)/.made
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-clang $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clang $(VENV)-programs $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(VENV)-clang/.made $(VENV)-sanitize/.made:
+$(VENV)/.made $(VENV)-clang/.made $(VENV)-programs/.made $(VENV)-sanitize/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
 	$(PYTHON) -m venv $(@D)
 	@touch $@
@@ -165,6 +173,12 @@ $(VENV)/.docs-done: $(VENV)/.package-done
 $(VENV)/.warnings-done: $(VENV)/.made $(if $(WERROR),$(VENV)/.lint-done) $(build_inputs)
 	$(if $(WERROR),,$(PIP) wheel --quiet --no-deps --wheel-dir build/warnings-wheel \
 	    -Cbuild-dir=build/warnings -Ccmake.define.RETROGRAD_WERROR=ON .)
+	@touch $@
+
+$(VENV)-programs/.package-done: $(VENV)-programs/.made $(build_inputs)
+	@echo "$(building)"
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet torch==2.13.0 --editable . \
+	    $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $@
 
 $(VENV)-clang/.package-done: $(VENV)-clang/.made $(build_inputs)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Pages that need an optional package: a module of it, because a folder of tests may have the package's name.
-NEEDS = {"jax.md": "jax.numpy", "torch.md": "torch.nn", "quickstart-pytorch.md": "torch.nn"}
+NEEDS = {"jax.md": ("jax.numpy",), "torch.md": ("torch.nn", "sb3_contrib"), "quickstart-pytorch.md": ("torch.nn",)}
 SLOW = ("torch.md", "quickstart-pytorch.md", "quickstart-series.md")
 # In pages with PyTorch, whose methods have no types.
 UNTYPED = re.compile(r'^page_\w*torch\.py.*(untyped function "backward"|Returning Any .* declared to return "Tensor")')
@@ -55,8 +55,8 @@ def script_of(document: Path, commands: bool = False) -> str:
 )
 def test_python_blocks_run(document: Path, tmp_path: Path) -> None:
     """In a process of their own, as a reader would run them, with warnings as errors; of a quickstart, commands too."""
-    if document.name in NEEDS:
-        pytest.importorskip(NEEDS[document.name])
+    for module in NEEDS.get(document.name, ()):
+        pytest.importorskip(module)
     path = tmp_path / f"page_{document.stem}.py"  # jax.py would be imported as jax
     path.write_text(script_of(document, commands=document.stem.startswith("quickstart")), encoding="utf-8")
     (tmp_path / "bin").mkdir()

@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "convert": {"_files", "_printing", "nn", "numpy", "safetensors", "torch", "h5py", "onnx", "coremltools"},
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
-    "torch": {"ops", "numpy", "lightning", "pytorch_lightning"},  # and the package of this name
+    "torch": {"ops", "numpy", "lightning", "pytorch_lightning", "sb3_contrib"},  # and the package of this name
     "distributed": {"retrograd", "graph", "nn", "numpy", "mpi4py"},
     "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", "matplotlib"},
     "lab": set(),
@@ -86,6 +86,11 @@ ROOMS: dict[str, set[str]] = {
             "jax",
         ),
     },
+    "lab/programs": {
+        *("lab/bench", "numpy", "torch", "retrograd", "pandas", "lightning", "pytorch_lightning"),
+        *("darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
+        *("pytorch_forecasting", "sb3_contrib", "stable_baselines3", "tianshou", "transformers"),
+    },
     "lab/commands": {
         *(
             "_core",
@@ -96,6 +101,7 @@ ROOMS: dict[str, set[str]] = {
             "lab/bench",
             "lab/bits",
             "lab/cases",
+            "lab/programs",
             "lab/verify",
             "numpy",
             "rich",
@@ -109,6 +115,8 @@ ROOMS: dict[str, set[str]] = {
 LAZY = {
     *("matplotlib", "torch", "jax", "rich", "shtab", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
+    *("pandas", "darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
+    *("pytorch_forecasting", "stable_baselines3", "tianshou", "transformers"),
 }
 
 

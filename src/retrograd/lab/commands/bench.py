@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import retrograd
 
 from ... import _core
+from . import programs
 from .report import Column, Report, UsageError, positive
 
 __all__ = ["add_command"]
@@ -105,6 +106,7 @@ def add_command(commands: Any) -> None:
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
+    programs.add_suite(suites)
     judged = (
         "A row is slower, and the exit code is 1, if its new time over the old exceeds the threshold by more than the "
         "noise: the spread of both medians from round to round, plus how far the other implementations of the row, "
