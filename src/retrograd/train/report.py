@@ -9,8 +9,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .chart import Chart, one_line, svg, visible
-from .drawing import STYLE
+from .chart import STYLE, Chart, drawable, one_line, svg, visible
 
 __all__ = ["Block", "Prose", "Sample", "Section", "Table", "page", "plain"]
 
@@ -199,6 +198,8 @@ def _section(section: Section) -> Iterator[str]:
             yield f'<pre class="sample" dir="auto">\n{_escape(visible(block.text))}</pre>'
         elif isinstance(block, Table):
             yield from _table(block)
+        elif not drawable():
+            yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[series]').</p>"
         else:
             # A separate narrow drawing keeps the text readable on narrow screens.
             yield '<figure><div class="wide">'

@@ -43,6 +43,7 @@ class Task(abc.ABC):
     optimizer: nn.Optimizer
     steps: int  # of the complete run
     validate_every: int  # steps
+    best_step: int = 0  # after which the best weights were saved; known when `outcome` is called
 
     @functools.cached_property
     def parallel(self) -> DataParallel[Any]:
