@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .._printing import one_line, visible
 
-__all__ = ["STYLE", "Band", "Chart", "Line", "Numbers", "drawable", "one_line", "png", "stacked_svg", "svg", "visible"]
+__all__ = ["STYLE", "Band", "Chart", "Line", "Numbers", "drawable", "png", "stacked_svg", "svg"]
 
 Numbers = Sequence[float] | npt.NDArray[Any]
 

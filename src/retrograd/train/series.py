@@ -678,10 +678,11 @@ class SeriesTask(Task):
         learned = {}
         if heard.any():
             at = origins[heard] - 1
-            learned = {
-                "linear": self._forecaster.baseline("linear", self._windows, at),
-                "network": self._forecaster.forecast(self._windows, at),
-            }
+            learned["linear"] = self._forecaster.baseline("linear", self._windows, at)
+            learned["network"] = self._forecaster.forecast(self._windows, at)
+            # A network that has learned nothing is what it corrects, which is compared anyway.
+            if np.array_equal(learned["network"], self._forecaster.reference(self._windows, at)):
+                del learned["network"]
         work = list(jobs(origins.tolist(), plan.season))
         found, done = {}, 0
         with Progress() as progress:
@@ -697,7 +698,7 @@ class SeriesTask(Task):
                     rows = rolling.predicted.setdefault(key, np.full(truth.shape, np.nan))
                     rows[origins == origin] = by_library(key, values[:origin], plan.season, plan.horizon)
                     done += 1
-                    progress.step(done, f"{NAMES[key]}, {name}" if len(plan.targets) > 1 else NAMES[key])
+                    progress.step(done, [NAMES[key], name])
         return found
 
     def _refit(self, used: set[str]) -> None:
@@ -733,7 +734,7 @@ class SeriesTask(Task):
                     order = np.random.default_rng([settings.seed, epoch]).permutation(origins)
                 own = order[batch * self._batch : (batch + 1) * self._batch]
                 self._learn(parallel, group, own)
-                progress.step(step + 1, "the network again, on all rows")
+                progress.step(step + 1, ["the network again, on all rows"])
         self.model.load_state_dict(model.state_dict())
 
     def _sections(self, rollings: dict[str, Rolling], scores: dict[str, Scores], verdict: Verdict) -> list[Section]:
