@@ -153,7 +153,9 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
 
     letters = 44 if narrow else 90
     title = one_line(chart.title)
-    axis.set_title(title if len(title) <= letters else title[: letters - 1] + "…", loc="left", fontsize=11, weight="bold")
+    axis.set_title(
+        title if len(title) <= letters else title[: letters - 1] + "…", loc="left", fontsize=11, weight="bold"
+    )
     axis.grid(True, axis="y", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(length=3)
@@ -178,9 +180,7 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
     for band in chart.bands:
         colour = _LIGHT[f"line{band.line % max(len(chart.lines), 1) % _LINES}"]
         low, high = _plotted(band.low), _plotted(band.high)
-        axis.fill_between(
-            _plotted(band.x), low, high, color=colour, alpha=0.2, linewidth=0, label=one_line(band.label)
-        )
+        axis.fill_between(_plotted(band.x), low, high, color=colour, alpha=0.2, linewidth=0, label=one_line(band.label))
     axis.set_xlabel(one_line(chart.x_label)[:letters])
     axis.set_ylabel(one_line(chart.y_label)[: 30 if narrow else 40])
     axis.margins(x=0.01)
@@ -246,9 +246,7 @@ def _svg(charts: Sequence[Chart], width: int, height: int, *, standalone: bool) 
     prefix = f"c{salt[:10]}-"
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
-    text = re.sub(
-        "|".join(map(re.escape, _NAMES)), lambda found: f"var(--rg-{_NAMES[found[0]]}, {found[0]})", text
-    )
+    text = re.sub("|".join(map(re.escape, _NAMES)), lambda found: f"var(--rg-{_NAMES[found[0]]}, {found[0]})", text)
     if not standalone:
         return text
     style = f"<style>{_variables_in_svg()}</style>"

@@ -16,7 +16,7 @@ from typing import Any
 import retrograd as rg
 
 from .._files import not_a_file, write_whole
-from .._printing import in_a_line, report, visible
+from .._printing import report, visible
 from ..distributed import Group, RankError, launched_ranks, world
 from .chart import png, stacked_svg
 from .files import (
@@ -69,8 +69,9 @@ def add_commands(commands: Any) -> None:
         "series",
         help="a forecasting model for a table of numbers",
         usage="retrograd train series [OPTION ...] DATA.csv",
-        description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network is "
-        "trained, and competes with AutoETS, AutoARIMA and other methods; what was best is used, on its own or combined.",
+        description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network "
+        "is trained, and competes with AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of "
+        "several.",
     )
     series.add_argument(
         "files",
@@ -405,7 +406,10 @@ def _forecast(options: argparse.Namespace) -> int:
     forecaster = load_series_model(options.model)
     settings = forecaster.settings
     table = read_table(
-        options.data, gaps=options.gaps or settings.gaps, decimal=options.decimal or settings.decimal, time=settings.time
+        options.data,
+        gaps=options.gaps or settings.gaps,
+        decimal=options.decimal or settings.decimal,
+        time=settings.time,
     )
     output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
     _check_replaceable(output)

@@ -16,7 +16,18 @@ import numpy as np
 
 from .task import Array
 
-__all__ = ["CHOSEN", "LEARNED", "METHODS", "Method", "Rolling", "band", "by_library", "jobs", "rolling_origins", "weigh"]
+__all__ = [
+    "CHOSEN",
+    "LEARNED",
+    "METHODS",
+    "Method",
+    "Rolling",
+    "band",
+    "by_library",
+    "jobs",
+    "rolling_origins",
+    "weigh",
+]
 
 CHOSEN: Final = "chosen"
 LEARNED: Final = ("linear", "network")  # ours: fitted once, to the rows of the training part
@@ -47,7 +58,9 @@ METHODS: Final = {
         "AutoARIMA", lambda models, season: models.AutoARIMA(season_length=season, approximation=True), (1, 12), 400
     ),
     "mstl": Method("MSTL", lambda models, season: models.MSTL(season_length=season), (2, 10_000)),
-    "seasonal": Method("seasonal naive", lambda models, season: models.SeasonalNaive(season_length=season), (2, 10_000)),
+    "seasonal": Method(
+        "seasonal naive", lambda models, season: models.SeasonalNaive(season_length=season), (2, 10_000)
+    ),
     "naive": Method("naive", lambda models, season: models.Naive()),
     "drift": Method("drift", lambda models, season: models.RandomWalkWithDrift()),
 }
@@ -104,8 +117,7 @@ class Rolling:
     def weights(self, origin: int) -> dict[str, float]:
         """Return the weights of the methods for a forecast from `origin`."""
         known = self.before(origin, _VALIDATED)
-        season_free = {key: rows[known] for key, rows in self.predicted.items()}
-        return weigh(season_free, self.truth[known])
+        return weigh({key: rows[known] for key, rows in self.predicted.items()}, self.truth[known])
 
     def combined(self, weights: Mapping[str, float]) -> Array:
         """Return the weighted forecast from each origin, ``[origins, horizon]``, NaN where a method has none."""

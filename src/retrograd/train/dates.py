@@ -24,8 +24,9 @@ Array = npt.NDArray[Any]
 
 #: Names of columns that say when: a numeric column is a time only with one of these names.
 TIME_NAMES: Final = frozenset(
-    """time date datetime timestamp ds t index idx unnamed:0 row number no id n step period epoch unix unixtime
-    year yr month week day hour minute second quarter yyyymm yearmonth yyyymmdd""".split()
+    {"time", "date", "datetime", "timestamp", "ds", "t", "index", "idx", "unnamed:0", "row", "number", "no", "id", "n"}
+    | {"step", "period", "epoch", "unix", "unixtime", "year", "yr", "month", "week", "day", "hour", "minute", "second"}
+    | {"quarter", "yyyymm", "yearmonth", "yyyymmdd"}
 )
 _DATES: Final = (
     *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%m-%d-%Y"),
@@ -199,9 +200,9 @@ def _numeric(column: Column) -> _Reading | None:
         return None
     texts = pd.Series([cell.partition(".")[0] for cell in column.cells])
     numbers, widths = texts.astype("int64"), texts.str.len()
-    if (numbers.diff().iloc[1:] <= 0).any() or widths.min() != widths.max():
-        if not (widths.min() >= 9 and (numbers.diff().iloc[1:] > 0).all()):
-            return None
+    steps = numbers.diff().iloc[1:]
+    if not ((steps > 0).all() or (steps < 0).all()) or (widths.min() != widths.max() and widths.min() < 9):
+        return None
     width = int(widths.max())
     if width in (4, 6, 8) and (texts.str[:4].astype(int).between(1000, 2999)).all():
         pattern = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d"}[width]
@@ -256,9 +257,7 @@ def _calendar(columns: Sequence[Column]) -> tuple[_Reading, set[str]] | None:
     return _Reading(_micro(values), pattern + " %H:%M" * ("hour" in parts)), {column.name for column in parts.values()}
 
 
-def _written(
-    name: str, column: Column, lines: Sequence[int], notes: list[str], *, always: bool
-) -> _Reading | None:
+def _written(name: str, column: Column, lines: Sequence[int], notes: list[str], *, always: bool) -> _Reading | None:
     """Read a column of dates in words or digits. None if its first cell is not a date."""
     sample = next((cell for cell in column.cells if cell), "")
     patterns = [pattern for pattern in _PATTERNS if _shape(pattern).fullmatch(sample)]
@@ -443,5 +442,3 @@ def _timeline(
             f"Irregular: {counted(len(odd), 'step')} in time other than {step}{missing} treated as if equal: {places}."
         )
     return Times(column.name, values, step, reading.pattern, reading.zone), used, newest_first
-
-

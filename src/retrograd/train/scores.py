@@ -62,7 +62,11 @@ class Verdict:
         what = str(next(iter(self.targets.values()))) if one else f"the methods chosen for {len(self.targets)} targets"
         naive = min(("naive", "seasonal"), key=lambda key: math.inf if (e := self.error(key)) is None else e)
         others = []
-        for key, name in (("ets", "AutoETS alone"), (naive, f"the {NAMES[naive]} forecast"), ("network", "the network")):
+        for key, name in (
+            ("ets", "AutoETS alone"),
+            (naive, f"the {NAMES[naive]} forecast"),
+            ("network", "the network"),
+        ):
             other = self.error(key)
             if other is None or (one and list(next(iter(self.targets.values())).weights) == [key]):
                 continue
@@ -70,7 +74,8 @@ class Verdict:
         against = f": {', '.join(others)}" if others else ""
         mean = "MASE" if one else "mean MASE"
         # Each of these forecasts was weighted by what was known before it, so the weights may have been others.
-        return f"The forecast is by {what}, with a {mean} of {own:.3g} in {counted(self.forecasts, 'test forecast')}{against}."
+        tested = counted(self.forecasts, "test forecast")
+        return f"The forecast is by {what}, with a {mean} of {own:.3g} in {tested}{against}."
 
     def record(self) -> dict[str, Any]:
         targets = {

@@ -95,7 +95,9 @@ def read_table(
     """Read a table with a row for each time. With `gaps` "interpolate", missing values are interpolated linearly."""
     found = read_data(path, gaps=gaps, decimal=decimal, time=time)
     if isinstance(found, Panel):
-        raise InputError(f"{found.name} has {counted(len(found.series), 'series')} (column {found.id_column!r}), not one")
+        raise InputError(
+            f"{found.name} has {counted(len(found.series), 'series')} (column {found.id_column!r}), not one"
+        )
     return found
 
 
@@ -142,7 +144,7 @@ def read_data(
     for row, cells in enumerate(sheet.cells):
         rows.setdefault(cells[at], []).append(row)
     time = time or ("ds" if "ds" in sheet.names else None)
-    keep = [i for i, column in enumerate(sheet.names) if column != identity and (column == target or column == time)]
+    keep = [i for i, column in enumerate(sheet.names) if column != identity and column in (target, time)]
     if time is None:
         others = [column for column in sheet.names if column not in (identity, target)]
         keep = [i for i, column in enumerate(sheet.names) if column == target or column in others]
@@ -220,7 +222,9 @@ def _read_sheet(name: str, content: bytes, notes: list[str]) -> Sheet:
             return Sheet(_names(name, [str(c) for c in frame.columns]), cells, list(range(1, len(cells) + 1)), "")
         with pd.ExcelFile(io.BytesIO(content)) as book:
             if len(book.sheet_names) > 1:
-                notes.append(f"The file has {len(book.sheet_names)} sheets; the first, {book.sheet_names[0]!r}, is read.")
+                notes.append(
+                    f"The file has {len(book.sheet_names)} sheets; the first, {book.sheet_names[0]!r}, is read."
+                )
             frame = book.parse(0, header=None, dtype=object, keep_default_na=False, na_values=[])
     except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
         raise InputError(f"{name} is not a {kind} file that pandas reads: {error}") from None
@@ -399,7 +403,9 @@ def _numbers(
         if len(absent) == len(cells):
             notes.append(f"Column {column!r} is empty and is left out.")
             continue
-        if len(wrong) + len(absent) == len(cells) and not any(re.match(r"[+-]?(\d|inf)", cells[i], re.I) for i in wrong):
+        if len(wrong) + len(absent) == len(cells) and not any(
+            re.match(r"[+-]?(\d|inf)", cells[i], re.I) for i in wrong
+        ):
             notes.append(f"Column {column!r} is text ({_short(cells[wrong[0]])}) and is left out.")
             continue
         faults += ((row, f"line {lines[row]}, column {column!r}: {cells[row]!r}{why}") for row in wrong)
@@ -480,8 +486,8 @@ def _column(
     if decimal is None and unsure.any():
         row = int(np.flatnonzero(unsure)[0])
         raise InputError(
-            f"{name}: line {lines[row]}, column {column!r}: {cells[row]!r} may be a number of thousands or have a decimal "
-            "comma: --decimal point or --decimal comma says which"
+            f"{name}: line {lines[row]}, column {column!r}: {cells[row]!r} may be a number of thousands or have a "
+            "decimal comma: --decimal point or --decimal comma says which"
         )
     decimal = decimal or "."
     group = "." if decimal == "," else ","
@@ -523,8 +529,8 @@ def _index(columns: dict[str, Array], notes: list[str]) -> Times:
         unsteady = unsteady or column
     if unsteady is not None:
         notes.append(
-            f"Column {unsteady!r} has the name of a time, but its steps differ: it is read as numbers, and the rows are "
-            "counted. --time names the column of dates."
+            f"Column {unsteady!r} has the name of a time, but its steps differ: it is read as numbers, and the rows "
+            "are counted. --time names the column of dates."
         )
     return Times("row", np.arange(1.0, rows + 1), Step("row", 1))
 
