@@ -179,8 +179,9 @@ def _shrunk(predicted: Mapping[str, Array], truth: Array, first: str) -> dict[st
     raw = {key: weight / total for key, weight in raw.items()}
     combined = np.asarray(sum(weight * predicted[key] for key, weight in raw.items()))
     gains = (np.abs(predicted[first] - truth) - np.abs(combined - truth)).mean(axis=1)
-    gain, error = float(gains.mean()), float(gains.std(ddof=1)) / len(gains) ** 0.5
-    share = max(0.0, 1 - (error / gain) ** 2) if gain > 0 else 0.0
+    # Neighbours share half of their rows, which doubles the variance of the mean.
+    gain, variance = float(gains.mean()), 2 * float(gains.var(ddof=1)) / len(gains)
+    share = max(0.0, 1 - variance / gain**2) if gain > 0 else 0.0
     weights = {key: share * weight for key, weight in raw.items()}
     weights[first] += 1 - share
     return weights
