@@ -35,6 +35,7 @@ LEARNED: Final = ("linear", "network")  # ours: fitted once, to the rows of the 
 _VALIDATED: Final = 8  # origins that decide the weights
 _TESTED: Final = 8  # origins in the test part
 _LEAST: Final = 4  # origins from which a gain can be told from chance
+_EARLIER: Final = 12  # origins before the test part
 _BANDED: Final = 16  # origins whose errors make a band
 _COVERAGE: Final = 0.8
 _POWER: Final = 4
@@ -87,14 +88,14 @@ def by_library(key: str, values: Array, season: int, horizon: int) -> Array:
 
 
 def rolling_origins(rows: int, horizon: int, season: int, middle: int, last: int) -> list[int]:
-    """Return origins in ascending order: up to 8 in the last `last` rows, the test part, and 16 before it.
+    """Return origins in ascending order: up to 8 in the last `last` rows, the test part, and 12 before it.
 
     Their spacing is half a horizon, or more if that spreads them over the part.
     """
     start = rows - last
     least = max(2 * season + 5, horizon, rows // 4)
     found: set[int] = set()
-    for end, part, most in ((rows, last, _TESTED), (start, middle, 2 * _VALIDATED)):
+    for end, part, most in ((rows, last, _TESTED), (start, middle, _EARLIER)):
         stride = max(1, horizon // 2, (part - horizon) // (_TESTED - 1))
         first = start if end == rows else least
         found.update(origin for origin in range(end - horizon, first - 1, -stride)[:most])
