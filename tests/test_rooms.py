@@ -29,6 +29,7 @@ BIND = ROOT / "src" / "bind"
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
+SERIES = ("matplotlib", "pandas", "statsforecast")  # the extra `series`
 # What each room may import besides the standard library and itself: other rooms, by their path, and packages.
 # "retrograd" is the public face of the package.
 ROOMS: dict[str, set[str]] = {
@@ -58,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy", "lightning", "pytorch_lightning"},  # and the package of this name
     "distributed": {"retrograd", "graph", "nn", "numpy", "mpi4py"},
-    "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", "matplotlib"},
+    "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", *SERIES},
     "lab": set(),
     "lab/reference": {"numpy"},
     "lab/cases": {"numpy", "ml_dtypes"},
@@ -105,7 +106,7 @@ ROOMS: dict[str, set[str]] = {
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.
 LAZY = {
-    *("matplotlib", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
+    *("matplotlib", "pandas", "statsforecast", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import importlib.util
 import subprocess
 import sys
 import warnings
@@ -206,15 +206,9 @@ def test_without_the_libraries_the_command_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a.csv").write_text("x\n" + "\n".join(map(str, range(60))))
-    true = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "statsforecast":
-            raise ImportError("No module named 'statsforecast'")
-        return true(name, *rest)
-
+    true = importlib.util.find_spec
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "statsforecast" else true(name))
     assert main(["train", "series", "a.csv"]) == 2
     assert "pip install 'retrograd[series]'" in capsys.readouterr().err
     assert main(["forecast", "model", "a.csv"]) == 2

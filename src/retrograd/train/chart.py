@@ -175,7 +175,7 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
         alone = len(y) == 1
         look = {"solid": ("-", 1.8), "dashed": ((0, (4, 2.5)), 1.5), "points": ("", 0.0)}[line.style]
         marker = "o" if alone or line.style == "points" else ""
-        lone = np.flatnonzero(_lone(y)) if line.style != "points" else []
+        lone: Any = np.flatnonzero(_lone(y)) if line.style != "points" else []
         if len(lone) and not alone:
             axis.plot(x[lone], y[lone], color=colour, linestyle="", marker="o", markersize=3)
         axis.plot(

@@ -69,8 +69,6 @@ METHODS: Final = {
 
 def by_library(key: str, values: Array, season: int, horizon: int) -> Array:
     """Return the forecast by a method of statsforecast, ``[horizon]``; NaN if it cannot forecast these values."""
-    from statsforecast import models
-
     method = METHODS[key]
     nothing = np.full(horizon, np.nan)
     if not method.seasons[0] <= season <= method.seasons[1] or len(values) < 2 * season + 3:
@@ -79,6 +77,8 @@ def by_library(key: str, values: Array, season: int, horizon: int) -> Array:
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
+            from statsforecast import models
+
             found = np.asarray(method.make(models, season).forecast(y=recent, h=horizon)["mean"], np.float64)
     except Exception:  # each fails in its own way on series that are constant, short or extreme
         return nothing

@@ -66,6 +66,9 @@ class SeriesSettings(Settings):
         "auto", "decimal mark of the numbers, where it is not clear", choices=("auto", "point", "comma")
     )
     time: str | None = option(None, "column of dates (default: detected)", metavar="NAME")
+    id: str | None = option(
+        None, "column that names the series of a long table (default: unique_id, if there is one)", metavar="NAME"
+    )
     hidden: int = option(64, "hidden size of the LSTM", minimum=1, maximum=65536)
     layers: int = option(1, "LSTM layers", minimum=1, maximum=64)
     dropout: float = option(0.0, "dropout rate between layers and after the LSTM", minimum=0, maximum=0.99)
@@ -75,7 +78,13 @@ class SeriesSettings(Settings):
     validation: float = option(0.15, "share of the rows used for validation", minimum=0.01, maximum=0.45)
     test: float = option(0.15, "share of the rows, the last ones, used as the test set", minimum=0.01, maximum=0.45)
 
-    EARLIER: ClassVar[dict[str, Any]] = {**Settings.EARLIER, "inputs": "scaled", "decimal": "auto", "time": None}
+    EARLIER: ClassVar[dict[str, Any]] = {
+        **Settings.EARLIER,
+        "inputs": "scaled",
+        "decimal": "auto",
+        "time": None,
+        "id": None,
+    }
 
     def least_weights(self) -> int:
         return 4 * self.hidden * (1 + (2 * self.layers - 1) * self.hidden)

@@ -57,7 +57,9 @@ class SeriesTask(Task):
     def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str], group: Group | None = None) -> None:
         self.settings, self.group = settings, group or self.group
         self.measure = "relative error"
-        self._table = table = read_table(file, gaps=settings.gaps, decimal=settings.decimal, time=settings.time)
+        self._table = table = read_table(
+            file, gaps=settings.gaps, decimal=settings.decimal, time=settings.time, identity=settings.id
+        )
         self._notes = list(table.notes)
         targets = _targets(settings.target, table)
         self._parts = self._part()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import importlib.util
 import io
 import os
 import re
@@ -81,20 +82,21 @@ class Panel:
 
 def check_libraries() -> None:
     """Refuse to go on without the libraries of the extra `series`."""
-    try:
-        import matplotlib
-        import pandas
-        import statsforecast
-    except ImportError as error:
-        raise InputError(f"series need pandas, matplotlib and statsforecast ({error}): {_HINT}") from None
-    del matplotlib, pandas, statsforecast
+    missing = [name for name in ("pandas", "matplotlib", "statsforecast") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(f"series need {' and '.join(missing)}: {_HINT}")
 
 
 def read_table(
-    path: str | os.PathLike[str], *, gaps: str = "refuse", decimal: str = "auto", time: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    gaps: str = "refuse",
+    decimal: str = "auto",
+    time: str | None = None,
+    identity: str | None = None,
 ) -> Table:
     """Read a table with a row for each time. With `gaps` "interpolate", missing values are interpolated linearly."""
-    found = read_data(path, gaps=gaps, decimal=decimal, time=time)
+    found = read_data(path, gaps=gaps, decimal=decimal, time=time, identity=identity)
     if isinstance(found, Panel):
         raise InputError(f"{found.name} has {len(found.series):,} series (column {found.id_column!r}), not one")
     return found
