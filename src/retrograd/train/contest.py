@@ -48,7 +48,7 @@ class Method(NamedTuple):
     name: str
     make: Callable[[Any, int], Any]  # from the module statsforecast.models and the season
     seasons: tuple[int, int] = (1, 10_000)  # for which it is used
-    most: int = 1500  # rows that it is fitted to, the last ones, or ten seasons if that is more
+    most: int = 600  # rows that it is fitted to, the last ones, or ten seasons if that is more
 
 
 METHODS: Final = {
