@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from retrograd import graph, nn
-from retrograd.train import contest
 from retrograd.train.baselines import fit_linear, naive, seasonal_naive
 from retrograd.train.chart import Chart
 from retrograd.train.contest import LEARNED, METHODS, by_library
@@ -39,16 +38,6 @@ Array = npt.NDArray[Any]
 SMALL = {"hidden": 8, "steps": 30, "batch": 16}
 BASELINES = {"slope", "start", "baseline_low", "baseline_high"}
 pytest.importorskip("statsforecast")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fast() -> Iterator[None]:
-    """Fewer fits: no ARIMA, which takes most of the time, and half of the origins. test_contest.py has all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(METHODS, "arima")
-        patch.setattr(contest, "_TESTED", 4)
-        patch.setattr(contest, "_EARLIER", 8)
-        yield
 
 
 def noise(rows: int, seed: int = 0) -> Array:
