@@ -118,6 +118,7 @@ th, td {
   padding: 0.4rem 1.1rem 0.4rem 0.6rem; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top;
 }
 td { max-width: 32rem; min-width: 5rem; }
+td:first-child { overflow-wrap: break-word; }
 th { overflow-wrap: normal; }
 th { color: var(--muted); font-weight: 600; font-size: 0.85rem; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
