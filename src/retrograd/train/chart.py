@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import re
 from collections.abc import Sequence
@@ -67,7 +66,11 @@ class Chart:
 
 def drawable() -> bool:
     """Return whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    return bool(matplotlib.__version__)
 
 
 # ---- drawing ---------------------------------------------------------------------------------------------------------
