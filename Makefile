@@ -15,7 +15,7 @@ cpp := $(wildcard src/core/*.h src/core/*/*.h src/core/*/*.cpp src/bind/*.h src/
 build_inputs := pyproject.toml CMakeLists.txt $(cpp)
 cpp_tests := $(wildcard tests/core/*.h tests/core/*.cpp bench/*.cpp)
 
-.PHONY: help demo test test-all lint fuzz fuzz-convert sanitize stress clang levels aarch64 tsan wheel bench clean
+.PHONY: help demo test test-all docs lint fuzz fuzz-convert sanitize stress clang levels aarch64 tsan wheel bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make tsan       call the core from many threads under ThreadSanitizer, for SECONDS=150"
 	@echo "make wheel      build a source distribution and a manylinux wheel, and run retrograd verify on the wheel"
 	@echo "make bench      time everything, and PyTorch if it is in .venv (ARGS='--quick' and others)"
+	@echo "make docs       build the site, build/docs/site; warnings and broken links are errors"
 	@echo "make clean      remove everything that these targets have made"
 	@echo "PYTHON=python3.12 selects the interpreter for a new .venv"
 
@@ -49,6 +50,14 @@ test-all: $(VENV)/.package-done
 
 bench: $(VENV)/.package-done
 	$(BIN)/retrograd bench all $(ARGS)
+
+# SERVE=1 shows it at http://localhost:8000.
+docs: $(VENV)/.docs-done
+	@$(BIN)/python -c 'import torch, jax' || { echo "The reference needs PyTorch and JAX: $(BIN)/pip install torch jax"; exit 1; }
+	$(BIN)/python docs/site/stage.py build/docs/pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "build/docs/site/index.html"
+	$(if $(SERVE),$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/docs/site)
 
 lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 	$(BIN)/ruff check .
@@ -146,6 +155,10 @@ $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
 	$(PIP) install --quiet --editable '.[test,series,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
+
+$(VENV)/.docs-done: $(VENV)/.package-done
+	$(PIP) install --quiet --editable '.[docs]'
+	@touch $@
 
 # In a separate build directory: an incremental build shows only the warnings of the files it compiles. With WERROR=ON
 # the build of .lint-done stops at them, and there is no second one.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import platform
@@ -73,6 +74,26 @@ def test_info_says_where_the_threads_come_from() -> None:
     assert f"{retrograd.ops._threads.default_num_threads()} (CPUs this process may run on" in line or "quota" in line
 
 
+def test_info_as_json_is_what_is_in_force() -> None:
+    result = run("info", "--json", RETROGRAD_ISA="scalar", RETROGRAD_NUM_THREADS="3")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["retrograd"] == retrograd.__version__
+    assert facts["processor"] == bench.cpu_model()
+    assert tuple(facts["caches"].values()) == _core.caches()
+    assert facts["isa"] == {"level": "scalar", "available": list(_core.isa_levels()), "requested": "scalar"}
+    assert facts["threads"]["default"] == 3
+    assert facts["threads"]["requested"] == "3"
+    assert facts["numpy"] == np.__version__
+    assert facts["python"] == platform.python_version()
+    quota = facts["threads"]["cgroup_quota"]
+    assert quota is None or quota > 0
+    facts = json.loads(run("info", "--json", RETROGRAD_NUM_THREADS="").stdout)
+    assert facts["threads"]["default"] == retrograd.ops._threads.default_num_threads()
+    assert facts["threads"]["requested"] is None
+
+
 def test_the_installed_command_is_the_same() -> None:
     command = Path(sys.executable).with_name("retrograd")
     if not command.exists():
@@ -129,11 +150,9 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
 
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    columns = "case,provider,pass,threads,isa,p20,p50,p80,spread,ratio_vs_torch,ratio_vs_plain,share_of_bound"
-    assert (
-        ",".join(rows[0])
-        == columns + ",share_of_peak,gflops,added,tokens_per_second,peak_bytes,device,caches,environment,version"
-    )
+    columns = "case,provider,pass,threads,isa,p20,p50,p80,spread,ratio_vs_torch,ratio_vs_plain,over_retrograd"
+    columns += ",share_of_bound,share_of_peak,gflops,added,tokens_per_second,peak_bytes,device,caches,environment"
+    assert ",".join(rows[0]) == columns + ",version"
     own = [row for row in rows if row["provider"] == "retrograd"]
     assert [(row["case"], row["pass"]) for row in own] == [
         (SMALL_ROW, "forward"),
@@ -145,6 +164,7 @@ def test_bench_writes_csv_and_plain_lines(tmp_path: Path, without_torch: str) ->
         assert 0 < float(row["p20"]) <= float(row["p50"]) <= float(row["p80"]) < math.inf
         assert row["isa"] == _core.isa()
         assert row["version"] == retrograd.__version__
+        assert (row["over_retrograd"] == "") == (row["provider"] == "retrograd")
         for column in ("ratio_vs_torch", "ratio_vs_plain", "gflops", "added", "tokens_per_second", "peak_bytes"):
             assert row[column] == "", column
     assert {row["provider"] for row in rows} == {"retrograd", "stream"}
@@ -362,6 +382,8 @@ def test_bad_arguments_of_a_process_end_with_2() -> None:
         ["bench", "train"],
         ["bench", "compare"],
         ["bench", "all"],
+        ["completion"],
+        ["info"],
     ],
     ids=" ".join,
 )

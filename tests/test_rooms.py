@@ -79,6 +79,7 @@ ROOMS: dict[str, set[str]] = {
             "graph",
             "nn",
             "retrograd",
+            "_printing",
             "lab/cases",
             "lab/verify",
             "numpy",
@@ -99,6 +100,7 @@ ROOMS: dict[str, set[str]] = {
             "lab/verify",
             "numpy",
             "rich",
+            "shtab",
         ),
     },
     "cli": {"_printing", "convert", "train", "retrograd", "lab/commands"},
@@ -106,7 +108,7 @@ ROOMS: dict[str, set[str]] = {
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.
 LAZY = {
-    *("matplotlib", "pandas", "statsforecast", "torch", "jax", "rich", "ml_dtypes", "safetensors"),
+    *("matplotlib", "pandas", "statsforecast", "torch", "jax", "rich", "shtab", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
 }
 

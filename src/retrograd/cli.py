@@ -1,4 +1,4 @@
-"""The command line: ``retrograd train | sample | forecast | convert | info | verify | bench``.
+"""The command line: ``retrograd train | sample | forecast | convert | info | verify | bench | completion``.
 
 Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 128 plus the signal number if a
 signal ended it, so 130 for Ctrl-C.
@@ -17,6 +17,7 @@ from ._printing import print_anything, report
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
 from .lab.commands.bench import add_command as add_bench
+from .lab.commands.completion import add_command as add_completion
 from .lab.commands.info import add_command as add_info
 from .lab.commands.report import UsageError
 from .lab.commands.verify import add_command as add_verify
@@ -80,4 +81,5 @@ def _parser() -> argparse.ArgumentParser:
     add_info(commands)
     add_verify(commands)
     add_bench(commands)
+    add_completion(commands, parser)
     return parser

@@ -60,7 +60,7 @@ class Allocating:
         *,
         repeating: object = None,
         initializingFrom: npt.ArrayLike | None = None,
-        randomIn: Sequence[float] | None = None,
+        randomIn: Sequence[float | np.floating[Any]] | None = None,
         randomUniformUsing: RandomGenerator | None = None,
         randomNormalUsing: RandomGenerator | None = None,
         using: np.random.Generator | None = None,
@@ -166,7 +166,7 @@ class Allocating:
         return BNNSNDArrayGetDataSize(self)
 
 
-def _draw(array: Array, bounds: Sequence[float], generator: np.random.Generator) -> None:
+def _draw(array: Array, bounds: Sequence[float | np.floating[Any]], generator: np.random.Generator) -> None:
     """Fill an array with uniform random numbers in a closed range."""
     low, high = bounds
     if not low <= high:

@@ -428,7 +428,7 @@ def rnn(
     direction: Direction, activation: Activation, outputSequence: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     _check_matrices(h0, wx, wh)
-    weights = RnnWeights(wx, wh, b)  # type: ignore[arg-type]
+    weights = RnnWeights(wx, wh, b)
     found = _in_time(x, direction, lambda t: graph.rnn(t, weights, h0, activation=_ACTIVATIONS[activation]))
     return _outputs(found, outputSequence)
 
@@ -491,7 +491,7 @@ def gru(
         b, bh = outside if b is None else b + outside, graph.pad(bh[: 2 * units], [(0, units)])
     gate = _ACTIVATIONS[recurrentActivation]
     chosen = GruActivations(gate, gate, _ACTIVATIONS[activation])
-    weights = GruWeights(_gates(wx, _GRU_ORDER), _gates(wh, _GRU_ORDER), b, bh)  # type: ignore[arg-type]
+    weights = GruWeights(_gates(wx, _GRU_ORDER), _gates(wh, _GRU_ORDER), b, bh)
     found = _in_time(x, direction, lambda t: graph.gru(t, weights, h0, kind=kind, activations=chosen))
     return _outputs(found, outputSequence)
 

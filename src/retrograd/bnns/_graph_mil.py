@@ -633,6 +633,6 @@ def _rnn(
     activation: str = "tanh",
 ) -> tuple[Tensor, ...]:
     backwards = _is_reversed(direction, ("forward", "reverse"))
-    weights: Any = RnnWeights(weight_ih, weight_hh, bias)  # type: ignore[arg-type]
+    weights: Any = RnnWeights(weight_ih, weight_hh, bias)
     found = G.rnn(G.flip(x, 0) if backwards else x, weights, initial_h, activation=_gate(activation))
     return _sequence(found.y, found.hn, output_sequence, backwards), found.hn

@@ -85,7 +85,7 @@ def _swift_class(key: str, kind: type) -> Iterator[str]:
         yield f"    class {key}(enum.IntEnum):"
         yield from (f"        {case.name} = {case.value}" for case in kind)
         return
-    cases, methods, seen = [], [], True
+    cases, methods, own, seen = [], [], [], True
     for name in dir(kind) if not issubclass(kind, enum.Enum) else ():
         value = inspect.getattr_static(kind, name)
         if isinstance(value, kind):
@@ -93,6 +93,8 @@ def _swift_class(key: str, kind: type) -> Iterator[str]:
             seen = seen and name in kind.__annotations__
         elif isinstance(value, classmethod) and value.__func__.__name__ != name:  # set in a loop
             methods += ["        @classmethod", _function(name, value.__func__, "        ")]
+        elif isinstance(value, classmethod) and name[0] != "_" and _returns(value.__func__, kind):
+            own += ["        @classmethod", _function(name, value.__func__, "        ")]
         elif is_made(value):
             methods += ["        @classmethod"] * isinstance(value, classmethod)
             methods.append(_function(name, getattr(value, "__func__", value), "        "))
@@ -100,7 +102,13 @@ def _swift_class(key: str, kind: type) -> Iterator[str]:
         yield f"    {key}: TypeAlias = _{kind.__name__}"
     else:
         yield f"    class {key}(_{kind.__name__}):"
-        yield from cases + methods
+        yield from cases
+        for line in methods + own:  # they return the class of this name
+            yield line.replace(f" -> _{kind.__name__}:", f" -> BNNS.{key}:")
+
+
+def _returns(function: Any, kind: type) -> bool:
+    return bool(inspect.signature(function).return_annotation == kind.__name__)
 
 
 def _function(name: str, function: Any, indent: str) -> str:

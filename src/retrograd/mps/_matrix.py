@@ -382,6 +382,8 @@ class TemporaryStorage(_Storage):
 
 
 class MPSTemporaryMatrix(TemporaryStorage, MPSMatrix):
+    """A matrix whose contents are released after `readCount` encodes have read it."""
+
     def __init__(self, *, commandBuffer: MTLCommandBuffer, matrixDescriptor: MPSMatrixDescriptor) -> None:
         device = _device_of("MPSTemporaryMatrix", commandBuffer)
         MPSMatrix.__init__(self, device=device, descriptor=matrixDescriptor)
@@ -393,6 +395,8 @@ class MPSTemporaryMatrix(TemporaryStorage, MPSMatrix):
 
 
 class MPSTemporaryVector(TemporaryStorage, MPSVector):
+    """A vector whose contents are released after `readCount` encodes have read it."""
+
     def __init__(self, *, commandBuffer: MTLCommandBuffer, descriptor: MPSVectorDescriptor) -> None:
         device = _device_of("MPSTemporaryVector", commandBuffer)
         MPSVector.__init__(self, device=device, descriptor=descriptor)

@@ -644,8 +644,10 @@ def MTLCreateSystemDefaultDevice() -> MTLDevice:
 
 
 def MTLCopyAllDevices() -> list[MTLDevice]:
+    """Return the devices: the CPU alone."""
     return [_default_device]
 
 
 def MPSSupportsMTLDevice(device: MTLDevice | None) -> bool:
+    """Return whether kernels run on this device: on any that is not None."""
     return isinstance(device, MTLDevice)

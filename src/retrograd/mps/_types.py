@@ -159,25 +159,32 @@ class MTLOrigin(NamedTuple):
 
 
 class MTLSize(NamedTuple):
+    """A size in three dimensions."""
+
     width: int = 0
     height: int = 0
     depth: int = 0
 
 
 class NSRange(NamedTuple):
+    """The range of `length` elements that begins at `location`."""
+
     location: int = 0
     length: int = 0
 
 
 def MTLOriginMake(x: int, y: int, z: int) -> MTLOrigin:
+    """Return the origin of a window of a matrix: x is the row, y the column."""
     return MTLOrigin(x, y, z)
 
 
 def MTLSizeMake(width: int, height: int, depth: int) -> MTLSize:
+    """Return a size in three dimensions."""
     return MTLSize(width, height, depth)
 
 
 def NSMakeRange(location: int, length: int) -> NSRange:
+    """Return the range of `length` elements that begins at `location`."""
     return NSRange(location, length)
 
 

@@ -146,13 +146,13 @@ class _Layer:
             wx = self.ordered(wide)
         wh, b = self.part(given.recurrent, direction, True), self.part(given.bias, direction)
         if self.cell.weights is LstmWeights:
-            return LstmWeights(wx, wh, b, self.part(given.peephole, direction, True))  # type: ignore[arg-type]
+            return LstmWeights(wx, wh, b, self.part(given.peephole, direction, True))
         if self.cell.weights is RnnWeights:
-            return RnnWeights(wx, wh, b)  # type: ignore[arg-type]
+            return RnnWeights(wx, wh, b)
         bh = None
         if given.second is not None:
             bh = G.concatenate([G.zeros((2 * self.units,), self.x.dtype), self.half(given.second, direction)], 0)
-        return GruWeights(wx, wh, b, bh)  # type: ignore[arg-type]
+        return GruWeights(wx, wh, b, bh)
 
     def states(self, tensor: Tensor | None) -> Tensor | None:
         """[N, DH] as the engine takes it: [D, N, H], or [N, H] of a single direction."""

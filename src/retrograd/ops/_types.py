@@ -10,6 +10,8 @@ import numpy.typing as npt
 from ._errors import ArgumentTypeError
 
 Array: TypeAlias = npt.NDArray[Any]
+# In results: None where a gradient was not requested. `Array | None` would make callers check what they asked for.
+MaybeArray: TypeAlias = Array | Any
 Statistics: TypeAlias = npt.NDArray[np.float64]
 
 BYTE: Final = np.dtype(np.uint8)

@@ -18,7 +18,7 @@ from ._call import enter, public, raise_unexplained
 from ._errors import ArgumentValueError
 from ._images import Padding, PerAxis, as_images, paddings, per_axis, spatial, with_spatial
 from ._records import ChannelSums, Convolve, ConvWeights
-from ._types import Array, is_float64
+from ._types import Array, MaybeArray, is_float64
 from .activation import Activation, check_output_tells_slope
 from .elementwise import activation_backward
 
@@ -34,9 +34,9 @@ __all__ = [
 class ConvGradients(NamedTuple):
     """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
-    dx: Array | None = None
-    dw: Array | None = None
-    db: Array | None = None
+    dx: MaybeArray = None
+    dw: MaybeArray = None
+    db: MaybeArray = None
 
 
 _GRADIENTS: Final = ConvGradients._fields

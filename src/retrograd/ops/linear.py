@@ -17,7 +17,7 @@ from . import _args, _memory
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentValueError
 from ._records import EmbeddingBackward, EmbeddingForward, LinearBackward, LinearForward
-from ._types import Array, is_float64
+from ._types import Array, MaybeArray, is_float64
 
 __all__ = [
     "LinearGradients",
@@ -31,9 +31,9 @@ __all__ = [
 class LinearGradients(NamedTuple):
     """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
-    dx: Array | None = None
-    dw: Array | None = None
-    db: Array | None = None
+    dx: MaybeArray = None
+    dw: MaybeArray = None
+    db: MaybeArray = None
 
 
 _GRADIENTS: Final = LinearGradients._fields

@@ -24,7 +24,7 @@ from . import _args, _memory
 from ._call import Reason, Refusal, enter, public
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._records import CosineDistance, ElementLosses, SoftmaxCrossEntropy
-from ._types import Array, is_float64
+from ._types import Array, MaybeArray, is_float64
 
 __all__ = [
     "categorical_cross_entropy",
@@ -40,7 +40,7 @@ __all__ = [
 
 Reduction: TypeAlias = Literal["mean", "sum", "none", "weighted_mean", "nonzero_mean"]
 # The loss, and the gradient if it is wanted.
-Result: TypeAlias = tuple[float | Array, Array | None]
+Result: TypeAlias = tuple[float | Array, MaybeArray]
 
 # The engine's codes: Reduction in src/core/dense/loss.h, ElementLoss in src/core/kernels.h.
 REDUCTIONS: Final = {"mean": 1, "sum": 0, "none": 0, "weighted_mean": 2, "nonzero_mean": 3}

@@ -32,7 +32,7 @@ from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._memory import LARGE
 from ._norm_problem import NormKind, NormProblem, as_parameter, as_set_values, as_statistics, check_data, norm_problem
 from ._records import NormBackward, NormForward, NormGradientSums
-from ._types import Array, Statistics
+from ._types import Array, MaybeArray, Statistics
 from .activation import Activation
 
 __all__ = [
@@ -134,9 +134,9 @@ class BareNormCache(NamedTuple):
 class NormGradients(NamedTuple):
     """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
-    dx: Array | None = None
-    dgamma: Array | None = None
-    dbeta: Array | None = None
+    dx: MaybeArray = None
+    dgamma: MaybeArray = None
+    dbeta: MaybeArray = None
 
 
 class NormStatistics(NamedTuple):

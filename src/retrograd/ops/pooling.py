@@ -20,7 +20,7 @@ from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._images import Padding, PerAxis, as_given, as_images, paddings, per_axis
 from ._images import spatial as spatial_axes
 from ._records import IndexedPlanes, PoolBackward, PoolForward
-from ._types import INT32, Array, is_float64
+from ._types import INT32, Array, MaybeArray, is_float64
 
 __all__ = [
     "MaxPoolResult",
@@ -42,8 +42,8 @@ _ADD, _ASSIGN, _PICK = range(3)
 class MaxPoolResult(NamedTuple):
     """The largest values, and their positions h * W + w in the planes of x. Also passed as ``out=``, with buffers."""
 
-    y: Array | None = None
-    indices: Array | None = None
+    y: MaybeArray = None
+    indices: MaybeArray = None
 
 
 class _Windows(NamedTuple):

@@ -17,7 +17,7 @@ from ._buffers import opaque
 from ._call import enter, public, raise_unexplained
 from ._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from ._records import ScanBackward, ScanForward
-from ._types import FLOAT64, Array, is_float64
+from ._types import FLOAT64, Array, MaybeArray, is_float64
 
 __all__ = ["ScanCache", "ScanGradients", "ScanResult", "scan_backward", "scan_forward"]
 
@@ -50,9 +50,9 @@ class ScanResult(NamedTuple):
 class ScanGradients(NamedTuple):
     """Gradients by name; None for those not requested. Also passed as ``out=``, holding buffers to write to."""
 
-    da: Array | None = None
-    db: Array | None = None
-    dh0: Array | None = None
+    da: MaybeArray = None
+    db: MaybeArray = None
+    dh0: MaybeArray = None
 
 
 _GRADIENTS: Final = ScanGradients._fields

@@ -140,7 +140,15 @@ def test_a_run_is_compared_with_an_earlier_one(
     """Only the selected rows are missed, and the old file may be overwritten by the new."""
     path = written(tmp_path / "a.csv", row(), row(threads=2), row(threads=4), row(SECOND))
     values = {"pass_" if name == "pass" else name: value for name, value in row(p50=2e-3).items()}
-    numbers = ("ratio_vs_torch", "ratio_vs_plain", "share_of_bound", "share_of_peak", "gflops", "added")
+    numbers = (
+        "ratio_vs_torch",
+        "ratio_vs_plain",
+        "over_retrograd",
+        "share_of_bound",
+        "share_of_peak",
+        "gflops",
+        "added",
+    )
     values |= dict.fromkeys((*numbers, "tokens_per_second", "peak_bytes"))
     result = bench.BenchResult(FIRST, 1, (bench.BenchRow(**values),))
     monkeypatch.setattr(bench, "bench_rows", lambda *arguments: iter([result]))

@@ -25,5 +25,6 @@ memory of its rows and of those of ``conv`` is measured in separate processes (s
 from .compare import *
 from .levels import *
 from .overhead import *
+from .page import *
 from .rows import *
 from .timing import *

@@ -74,7 +74,8 @@ __all__ = [
 ]
 
 _QUIET_CPUS: Final = 0.15
-_OF_TORCH: Final = ("torch", "kernels")
+_OF_TORCH: Final = ("torch", "kernels", "compile", "logarithms", "autograd")
+_OF_JAX: Final = ("jax", "associative")
 
 
 class BenchOptions(NamedTuple):
@@ -98,6 +99,7 @@ class BenchRow(NamedTuple):
     spread: float  # of the median from round to round: half of p80 - p20 of the rounds' medians, as a share of p50
     ratio_vs_torch: float | None  # PyTorch's time / this time
     ratio_vs_plain: float | None  # time without this row's options / this time
+    over_retrograd: float | None  # of the others: this time / retrograd's
     share_of_bound: float | None  # the bound's time / this time
     share_of_peak: float | None  # the time at the peak of multiply-adds / this time
     gflops: float | None  # of matrix products
@@ -314,6 +316,7 @@ def _rows_of_pass(
             _spread(medians[provider]),
             ratio("torch", provider) if provider == ours else None,
             ratio("plain", provider) if provider == ours else None,
+            None if provider == ours else median_ratio(medians[provider], medians[ours]),
             ratio(contest.bound, provider),
             ratio("peak", provider),
             None if contest.flops is None else contest.flops[index] / spread[1] / 1e9,
@@ -343,7 +346,7 @@ def _version_of(provider: str, machine: Machine) -> str:
     if provider in _OF_TORCH:
         assert machine.torch is not None
         return str(machine.torch.__version__)
-    if provider == "jax":
+    if provider in _OF_JAX:
         return str(importlib.import_module("jax").__version__)
     return np.__version__ if provider == "sgemm" else retrograd.__version__
 
@@ -365,6 +368,7 @@ def _bench_overhead(name: str, call: Callable[[], object], options: BenchOptions
         spread=_spread(samples),
         ratio_vs_torch=None,
         ratio_vs_plain=None,
+        over_retrograd=None,
         share_of_bound=None,
         share_of_peak=None,
         gflops=None,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import retrograd
 
@@ -156,6 +157,9 @@ def _add_suite(suite: argparse.ArgumentParser, names: list[str]) -> None:
     )
     _add_threshold(suite)
     suite.add_argument("--csv", metavar="FILE", help="also write every measurement to this file, times in seconds")
+    suite.add_argument(
+        "--html", metavar="FILE", help="also write a page with charts to this file, without scripts or network access"
+    )
     suite.add_argument("--quick", action="store_true", help="few rounds and little time, for a rough idea")
     suite.add_argument("--list", action="store_true", help="print the names of the rows and exit")
     suite.set_defaults(run=_bench, suites=names)
@@ -233,12 +237,9 @@ def _bench(options: argparse.Namespace) -> int:
             stack.enter_context(bench.at_level(options.isa))
         except bench.LevelError as error:
             raise UsageError(f"--isa {options.isa}: {error}") from None
-        csv_file = None
-        if options.csv:
-            try:
-                csv_file = bench.CsvFile(stack.enter_context(open(options.csv, "w", encoding="utf-8", newline="")))
-            except OSError as error:
-                raise UsageError(f"--csv {options.csv}: {error.strerror}") from None
+        csv_file = bench.CsvFile(_create(stack, "--csv", options.csv)) if options.csv else None
+        page = _create(stack, "--html", options.html) if options.html else None
+        notes = []
         report = stack.enter_context(Report(columns, total))
         for result in bench.bench_rows(options.suites, settings, report.start):
             report.advance()
@@ -253,7 +254,8 @@ def _bench(options: argparse.Namespace) -> int:
                 report.row(words + [""] * (len(columns) - len(words)), good=False)
             for note in result.notes:
                 threads = f", threads {result.threads}" if result.threads else ""
-                report.note(f"{result.name}{threads}: {note}")
+                notes.append(f"{result.name}{threads}: {note}")
+                report.note(notes[-1])
         conditions = [bench.cpu_model(), bench.cache_sizes(), f"{_core.isa()}, retrograd {retrograd.__version__}"]
         if bench.torch_takes_part(options.suites, options.rows):
             torch = bench.torch_version()
@@ -265,6 +267,11 @@ def _bench(options: argparse.Namespace) -> int:
         if bench.restrictions():
             conditions.append(f"restricted by {bench.restrictions()}")
         report.note("; ".join(conditions))
+        if page is not None:
+            day = f"{datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}"
+            title = f"retrograd bench {' '.join(options.suites) if len(options.suites) == 1 else 'all'}"
+            about = [f"{conditions[0]}; {conditions[2]}", "; ".join([*conditions[3:], day])]
+            page.write(bench.bench_page(title, rows, about, notes))
     if old is not None:
         print()
         selected = set(names)
@@ -276,6 +283,14 @@ def _bench(options: argparse.Namespace) -> int:
             lambda case, threads: case in selected and (threads in settings.threads or case.startswith("overhead_")),
         )
     return 1 if wrong else 0
+
+
+def _create(stack: contextlib.ExitStack, option: str, path: str) -> TextIO:
+    """Open a file for writing before anything is measured, so that a bad path costs no time."""
+    try:
+        return stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror}") from None
 
 
 def _compare(options: argparse.Namespace) -> int:

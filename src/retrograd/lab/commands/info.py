@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -25,31 +26,62 @@ def add_command(commands: Any) -> None:
         help="print version, instruction set, caches, threads and where they come from",
         description="Print the settings in effect and where they come from.",
     )
+    info.add_argument("--json", action="store_true", help="print them as one JSON object, for programs")
     info.set_defaults(run=_info)
 
 
 def _info(options: argparse.Namespace) -> int:
-    from ..bench import cache_sizes, cpu_model
+    if options.json:
+        print(json.dumps(_facts(), indent=2))
+        return 0
+    from ..bench import cache_sizes
 
-    levels = ", ".join(_core.isa_levels())
-    lowered = os.environ.get("RETROGRAD_ISA", "").strip()
-    lock = "with" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without"
+    facts = _facts()
+    level, lowered = facts["isa"]["level"], facts["isa"]["requested"]
     lines = {
-        "retrograd": retrograd.__version__,
-        "processor": cpu_model(),
+        "retrograd": facts["retrograd"],
+        "processor": facts["processor"],
         "caches": cache_sizes(),
-        "ISA level": f"{_core.isa()} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run {levels}"
-        f"{'; scalar is the reference level, many times slower' if _core.isa() == 'scalar' else ''})",
-        "threads": f"{retrograd.get_num_threads()} ({_why_threads()})",
+        "ISA level": f"{level} ({f'RETROGRAD_ISA={lowered}; ' if lowered else ''}this machine can run "
+        f"{', '.join(facts['isa']['available'])}"
+        f"{'; scalar is the reference level, many times slower' if level == 'scalar' else ''})",
+        "threads": f"{facts['threads']['default']} ({_why_threads()})",
         "pool": "retrograd's own; PyTorch's workers in programs that import retrograd.torch",
         "BLAS": "none: matrix products are retrograd's own kernels",
         "data types": "float32, float64; normalization also float16, bfloat16",
-        "Python": f"{platform.python_version()}, {lock} the GIL",
-        "NumPy": np.__version__,
+        "Python": f"{facts['python']}, {'with' if facts['gil'] else 'without'} the GIL",
+        "NumPy": facts["numpy"],
     }
     for name, value in lines.items():
         print(f"{name:<12}{value}")
     return 0
+
+
+def _facts() -> dict[str, Any]:
+    """The settings in effect, as a JSON-serialisable dict. Sizes are in bytes."""
+    from ..bench import cpu_model
+
+    l1, l2, last_level, sharing = _core.caches()
+    return {
+        "retrograd": retrograd.__version__,
+        "processor": cpu_model(),
+        "caches": {"l1": l1, "l2": l2, "last_level": last_level, "last_level_shared_by_cpus": sharing},
+        "isa": {
+            "level": _core.isa(),
+            "available": list(_core.isa_levels()),
+            "requested": os.environ.get("RETROGRAD_ISA", "").strip() or None,
+        },
+        "threads": {
+            "default": retrograd.get_num_threads(),
+            "requested": os.environ.get("RETROGRAD_NUM_THREADS", "").strip() or None,
+            "cpus": _threads._affinity(),
+            "cgroup_quota": _threads._cgroup_quota(),
+        },
+        "python": platform.python_version(),
+        "gil": bool(getattr(sys, "_is_gil_enabled", lambda: True)()),
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
 
 
 def _why_threads() -> str:

@@ -12,7 +12,7 @@ from .. import _args, _memory
 from .._call import Refusal, enter, public
 from .._errors import ArgumentName, ArgumentTypeError, ArgumentValueError
 from .._records import RecurrentBackward
-from .._types import Array
+from .._types import Array, MaybeArray
 from .cache import CACHES, RecurrentCache, raise_for_cache, recomputed
 from .problem import Inputs, checked_inputs, named_inputs, unit_stride
 from .types import GRU, LSTM, RNN, Cell, CellType
@@ -25,10 +25,10 @@ class LstmGradients(NamedTuple):
     ``dweights`` has the same structure as the weights passed to forward.
     """
 
-    dx: Array | None = None
+    dx: MaybeArray = None
     dweights: Any = None
-    dh0: Array | None = None
-    dc0: Array | None = None
+    dh0: MaybeArray = None
+    dc0: MaybeArray = None
 
 
 class RecurrentGradients(NamedTuple):
@@ -37,9 +37,9 @@ class RecurrentGradients(NamedTuple):
     ``dweights`` has the same structure as the weights passed to forward.
     """
 
-    dx: Array | None = None
+    dx: MaybeArray = None
     dweights: Any = None
-    dh0: Array | None = None
+    dh0: MaybeArray = None
 
 
 class _Needs(NamedTuple):

@@ -41,7 +41,7 @@ class LstmResult(NamedTuple):
     y: Array
     hn: Array
     cn: Array
-    cache: LstmCache | None
+    cache: LstmCache | Any
 
 
 class GruResult(NamedTuple):
@@ -49,7 +49,7 @@ class GruResult(NamedTuple):
 
     y: Array
     hn: Array
-    cache: GruCache | None
+    cache: GruCache | Any
 
 
 class RnnResult(NamedTuple):
@@ -57,7 +57,7 @@ class RnnResult(NamedTuple):
 
     y: Array
     hn: Array
-    cache: RnnCache | None
+    cache: RnnCache | Any
 
 
 _LSTM: Final = CellOptions("lstm", LstmActivations())

@@ -22,21 +22,21 @@ class LstmStep(NamedTuple):
 
     h: Array
     c: Array
-    cache: LstmCache | None
+    cache: LstmCache | Any
 
 
 class GruStep(NamedTuple):
     """The state after a step, and the cache (None in inference)."""
 
     h: Array
-    cache: GruCache | None
+    cache: GruCache | Any
 
 
 class RnnStep(NamedTuple):
     """The state after a step, and the cache (None in inference)."""
 
     h: Array
-    cache: RnnCache | None
+    cache: RnnCache | Any
 
 
 @public

@@ -9,7 +9,8 @@ from .._types import Array
 from ..activation import Activation
 
 # One array of all gates, [GH, ...] or [G, H, ...], or one array [H, ...] for each gate.
-GateArrays: TypeAlias = Array | Sequence[Array | None]
+# Also arrays of other libraries, and tensors, with which there are no common types.
+GateArrays: TypeAlias = Array | Sequence[Array | None] | Any
 Buffer: TypeAlias = Array | bytearray | memoryview
 
 
