@@ -1,6 +1,7 @@
-"""Forecast a chaotic series (Mackey-Glass) with retrograd.train; linear forecasts fail on it.
+"""Forecast a chaotic series (Mackey-Glass) with retrograd.train; linear and statistical forecasts fail on it.
 
-This does in Python what ``retrograd train series`` and ``retrograd forecast`` do on the command line.
+This does in Python what ``retrograd train series`` and ``retrograd forecast`` do on the command line. It needs the
+extra ``series``: ``pip install 'retrograd[series]'``.
 """
 
 from __future__ import annotations
@@ -30,17 +31,19 @@ def main() -> None:
         lines = [f"{day},{value:.6f}" for day, value in enumerate(mackey_glass(1500))]
         data.write_text("\n".join(["day,x", *lines]), encoding="utf-8")
 
-        settings = SeriesSettings(horizon=12, window=32, hidden=48, steps=500, reference="last")
+        settings = SeriesSettings(horizon=12, window=32, hidden=48, steps=500, reference="last", season=1)
         task = SeriesTask(settings, data)
         losses = []
         for step in range(1, task.steps + 1):
             losses.append(task.step()[0])
             if step % 100 == 0 or step == 20:
                 print(f"step {step:3d}  loss {np.mean(losses[-20:]):.3f} {task.measure}")
-        task.validate()  # also computes the width of the prediction interval
+        task.model.eval()
+        task.best_step = task.steps  # for how long the network trains again, on all rows
+        outcome = task.outcome()  # compares it with other methods, and chooses
         about = {"kind": task.kind, "settings": settings.record(), "description": task.description()}
-        nn.save(path, task.model, metadata=about)
-        print(plain(Section("", task.outcome().headline)).strip())
+        nn.save(path, task.model, metadata={**about, "verdict": outcome.verdict})
+        print(plain(Section("", outcome.headline)).strip())
 
         print(forecast(load_series_model(path), read_table(data)).csv_text().strip())
 

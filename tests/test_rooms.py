@@ -29,6 +29,7 @@ BIND = ROOT / "src" / "bind"
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
+SERIES = ("matplotlib", "pandas", "statsforecast")  # the extra `series`
 # What each room may import besides the standard library and itself: other rooms, by their path, and packages.
 # "retrograd" is the public face of the package.
 ROOMS: dict[str, set[str]] = {
@@ -58,7 +59,7 @@ ROOMS: dict[str, set[str]] = {
     "jax": {"_core", "ops", "numpy"},  # and the package of this name
     "torch": {"ops", "numpy", "lightning", "pytorch_lightning", "sb3_contrib"},  # and the package of this name
     "distributed": {"retrograd", "graph", "nn", "numpy", "mpi4py"},
-    "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", "matplotlib"},
+    "train": {"_files", "_printing", "retrograd", "graph", "nn", "distributed", "numpy", "rich", *SERIES},
     "lab": set(),
     "lab/reference": {"numpy"},
     "lab/cases": {"numpy", "ml_dtypes"},
@@ -113,7 +114,7 @@ ROOMS: dict[str, set[str]] = {
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.
 LAZY = {
-    *("matplotlib", "torch", "jax", "rich", "shtab", "ml_dtypes", "safetensors"),
+    *("matplotlib", "pandas", "statsforecast", "torch", "jax", "rich", "shtab", "ml_dtypes", "safetensors"),
     *("h5py", "onnx", "coremltools", "mpi4py", "lightning", "pytorch_lightning"),
     *("pandas", "darts", "flair", "gluonts", "gymnasium", "kraken", "nam", "neuralforecast", "openunmix"),
     *("pytorch_forecasting", "stable_baselines3", "tianshou", "transformers"),

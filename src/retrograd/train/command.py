@@ -16,7 +16,7 @@ from typing import Any
 import retrograd as rg
 
 from .._files import not_a_file, write_whole
-from .._printing import in_a_line, report, visible
+from .._printing import report, visible
 from ..distributed import Group, RankError, launched_ranks, world
 from .chart import png, stacked_svg
 from .files import (
@@ -32,7 +32,7 @@ from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings, shown
-from .table import read_table
+from .table import check_libraries, read_table
 from .task import Task
 from .text import Alphabet, TextSettings, TextTask, load_text_model, sample
 
@@ -69,8 +69,9 @@ def add_commands(commands: Any) -> None:
         "series",
         help="a forecasting model for a table of numbers",
         usage="retrograd train series [OPTION ...] DATA.csv",
-        description="Train a forecasting model on a CSV file of numeric columns, one row per time step: batch norm, "
-        "LSTM, linear. It is compared with simple baselines on the last rows, which are not trained on.",
+        description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network "
+        "is trained, and competes with AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of "
+        "several.",
     )
     series.add_argument(
         "files",
@@ -106,8 +107,8 @@ def add_commands(commands: Any) -> None:
     forecast = commands.add_parser(
         "forecast",
         help="continue a time series",
-        description="Forecast the rows that follow a CSV file, with a model trained by retrograd train series, or with "
-        "a baseline if that was better. Writes a CSV file and a plot.",
+        description="Forecast the rows that follow a table, with the methods that retrograd train series has chosen. "
+        "Writes a CSV file and a plot.",
     )
     forecast.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
     forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns of the training data")
@@ -121,10 +122,9 @@ def add_commands(commands: Any) -> None:
         help="how to handle missing values (default: as in training)",
     )
     forecast.add_argument(
-        "--use",
-        choices=tuple(USES),
-        help="forecast with the model or with a baseline (default: the one with the smallest error on the test set)",
+        "--decimal", choices=("auto", "point", "comma"), help="decimal mark of the numbers (default: as in training)"
     )
+    forecast.add_argument("--use", choices=USES, help="forecast with one method (default: what was chosen in training)")
     forecast.set_defaults(run=_forecast)
 
 
@@ -402,8 +402,15 @@ def _prompt(given: str, alphabet: Alphabet) -> str:
 
 
 def _forecast(options: argparse.Namespace) -> int:
+    check_libraries()
     forecaster = load_series_model(options.model)
-    table = read_table(options.data, gaps=options.gaps or forecaster.settings.gaps)
+    settings = forecaster.settings
+    table = read_table(
+        options.data,
+        gaps=options.gaps or settings.gaps,
+        decimal=options.decimal or settings.decimal,
+        time=settings.time,
+    )
     output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
     _check_replaceable(output)
     picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
@@ -414,24 +421,22 @@ def _forecast(options: argparse.Namespace) -> int:
         raise InputError(f"the data {options.data}, the output {output} and the plot {picture} must be three files")
     result = forecast(forecaster, table, options.use)
     charts = [result.chart(target) for target in result.columns]
-    try:
-        drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
-    except ImportError:
-        raise InputError(
-            f"--plot {picture}: a .png needs matplotlib (pip install matplotlib), a .svg does not"
-        ) from None
+    drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
     for path, content in ((output, result.csv_text().encode()), (picture, drawn)):
         try:
             write_whole(path, content)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from None
-    for note in result.notes:
-        print(in_a_line(note))
-    if forecaster.verdict is not None:
-        print(visible(str(forecaster.verdict)))
-    print(f"{'method':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
-    print(f"{'forecast':<12} {in_a_line(str(output))}")
-    print(f"{'plot':<12} {in_a_line(str(picture))}")
+    with Progress() as progress:
+        for note in result.notes:
+            progress.prose(note)
+        if result.verdict is not None:
+            progress.prose(str(result.verdict))
+        if options.use is not None or result.verdict is None:
+            why = f"--use {options.use}" if options.use is not None else "an earlier release compared no other methods"
+            progress.field("method", f"{', '.join(sorted(set(result.by.values())))} ({why})")
+        progress.field("forecast", str(output))
+        progress.field("plot", str(picture))
     return 0
 
 

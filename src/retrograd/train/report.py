@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .._printing import cells, one_line, terminal_width, visible, wrapped
-from .chart import Chart, svg
-from .drawing import STYLE
+from .chart import STYLE, Chart, drawable, svg
 
 __all__ = ["Block", "Prose", "Sample", "Section", "Table", "page", "plain"]
 
@@ -128,7 +127,6 @@ td.number { white-space: nowrap; }
 .best > * { background: var(--mark); font-weight: 600; }
 .best > :first-child { box-shadow: inset 3px 0 var(--accent); }
 figure .narrow { display: none; }
-.rg-chart { width: 100%; }
 @media screen and (max-width: 36rem) {
   header, main { padding-left: 0.5rem; padding-right: 0.5rem; }
   header { padding: 1.5rem 1rem 1rem; }
@@ -202,6 +200,8 @@ def _section(section: Section) -> Iterator[str]:
             yield f'<pre class="sample" dir="auto">\n{_escape(visible(block.text))}</pre>'
         elif isinstance(block, Table):
             yield from _table(block)
+        elif not drawable():
+            yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[plot]').</p>"
         else:
             # A separate narrow drawing keeps the text readable on narrow screens.
             yield '<figure><div class="wide">'

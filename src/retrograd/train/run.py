@@ -440,6 +440,7 @@ class Run:
             raise RunError(f"the best model could not be loaded: {error}") from None
         task.model.eval()
         task.improving = self._best_record(records) is records[-1]
+        task.best_step = self._best_record(records).step
         outcome = task.outcome()
         if outcome.verdict is not None:
             self._save_model(verdict=outcome.verdict)

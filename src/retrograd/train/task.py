@@ -56,6 +56,7 @@ class Task(abc.ABC):
     optimizer: nn.Optimizer
     steps: int  # of the complete run
     validate_every: int  # steps
+    best_step: int = 0  # after which the best weights were saved; known when `outcome` is called
     improving: bool = False  # whether the last validation was the best, when the outcome is asked for
 
     def longest(self) -> int:
