@@ -139,12 +139,12 @@ $(VENV)/.made $(VENV)-clang/.made $(VENV)-sanitize/.made:
 
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,plot]'
+	$(PIP) install --quiet --editable '.[test,series]'
 	@touch $@
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,plot,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
+	$(PIP) install --quiet --editable '.[test,series,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
 
 # In a separate build directory: an incremental build shows only the warnings of the files it compiles. With WERROR=ON

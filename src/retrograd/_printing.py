@@ -6,10 +6,12 @@ import atexit
 import io
 import os
 import re
+import shutil
 import sys
+import unicodedata
 from typing import Final
 
-__all__ = ["in_a_line", "one_line", "print_anything", "visible"]
+__all__ = ["cells", "in_a_line", "one_line", "print_anything", "report", "terminal_width", "visible", "wrapped"]
 
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
@@ -38,6 +40,43 @@ def one_line(text: str) -> str:
 def in_a_line(text: str) -> str:
     """Return `visible` text with symbols for newlines and tabs too, so that a name cannot look like several lines."""
     return visible(text).translate({0x09: "\u2409", 0x0A: "\u240a", 0x2028: "\ufffd", 0x2029: "\ufffd"})
+
+
+def terminal_width() -> int:
+    """Return the columns to print in: those of the terminal, at most 100; 80 without one. COLUMNS overrides it."""
+    return max(20, min(shutil.get_terminal_size((80, 24)).columns, 100))
+
+
+def cells(text: str) -> int:
+    """Return the width of the text in terminal cells."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
+
+
+def wrapped(text: str, first: str = "", width: int | None = None) -> str:
+    """Return the text after `first`, in lines of the terminal's width; later lines are indented as far as the first.
+
+    Words are never broken, so that a path or a command can be copied.
+    """
+    width = terminal_width() if width is None else width
+    lines, line, indent = [], first, " " * cells(first)
+    empty = True  # nothing of the text is in the line yet
+    for word in text.split():
+        if not empty and cells(line) + 1 + cells(word) > width:
+            lines.append(line)
+            line, empty = indent, True
+        line += word if empty else f" {word}"
+        empty = False
+    return "\n".join([*lines, line])
+
+
+def report(message: str) -> None:
+    """Print an error or a warning as one line, which a terminal shows wrapped at words.
+
+    The names from files in it may contain terminal control characters.
+    """
+    text = f"retrograd: {in_a_line(message)}"
+    print(wrapped(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
 
 
 def print_anything() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import retrograd
 
-from ._printing import in_a_line, print_anything
+from ._printing import print_anything, report
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
 from .lab.commands.bench import add_command as add_bench
@@ -34,10 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except (UsageError, InputError, ConvertError) as error:
-        _report(error)
+        report(f"error: {error}")
         return _USAGE
     except RunError as error:
-        _report(error)
+        report(f"error: {error}")
         return _WRONG
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.filename is not None:  # not of a write
             raise
         _drop_output()
-        _report(f"the output could not be written: {error.strerror or error}")
+        report(f"error: the output could not be written: {error.strerror or error}")
         return _WRONG
 
 
@@ -60,11 +60,6 @@ def _run(argv: Sequence[str] | None) -> int:
     finally:
         sys.stdout.flush()
     return code
-
-
-def _report(error: object) -> None:
-    """Print an error as one line; the names from files in it may contain terminal control characters."""
-    print(f"retrograd: error: {in_a_line(str(error))}", file=sys.stderr)
 
 
 def _drop_output() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.train.settings import InputError
-from retrograd.train.table import Step, Table, _take_header, read_table
+from retrograd.train.table import Step, Table, _names, read_table
 
 DAY = date(2021, 1, 1)  # a Friday
 
@@ -96,7 +96,7 @@ def test_what_is_no_number_is_told_by_line_and_column(file: Path) -> None:
         assert place in message
     many = "a,b\n1,2\n" + "".join(f"{i},x{i}\n" for i in range(47))
     assert refusal(file, many).endswith("line 12, column 'b': 'x9'; and 37 more")
-    assert "line 2, column 'b': '1.5'" in refusal(file, "a;b\n1;1.5\n2;1,5\n")  # one decimal mark, not two
+    assert "line 3, column 'b': '1,5'" in refusal(file, "a;b\n1;1.5\n2;1,5\n")  # one decimal mark, not two
 
 
 @pytest.mark.parametrize("gap", ["", "NA", "n/a", "NaN", "null", "None", "?"])
@@ -137,12 +137,12 @@ def test_columns_of_text_are_left_out(file: Path) -> None:
         ("a,b\n1,2\n3\n", "line 3 has 1 cell, but the first row has 2"),
         ("a,b\n1,2\n3,4,5\n", "line 3 has 3 cells, but the first row has 2"),
         ("a,b,a\n1,2,3\n4,5,6\n", "columns 1 and 3 are both called 'a'"),
-        ("a,b\nx,7%\nz,8%\n", "has no column of numbers; its columns are 'a', 'b'. Column 'a' is text ('x')"),
+        ("a,b\nx,low\nz,high\n", "has no column of numbers; its columns are 'a', 'b'. Column 'a' is text ('x')"),
         ("a,b\n1,1e200\n2,2e200\n", "2 cells are not numbers from -1e+100 to 1e+100: line 2, column 'b': '1e200'"),
         ('a,b\n1,2\n"3,4\n', "after line 2"),
-        (b"a,b\n1,2\n3,\xe4\n", "is not UTF-8: line 3 has byte 0xe4"),
+        (b"a,b\n1,2\n3,4\xe4\n", "1 cell is not a number from -1e+100 to 1e+100: line 3, column 'b': '4ä'"),
         (b"\x89PNG\r\n\x1a\n\0\0\0", "is not a text file: byte 8 is 0"),
-        ("a,b\n1,2\n".encode("utf-16"), "is UTF-16 text"),
+        (b"\xff\xfea\0,", "begins like UTF-16 text, but is not"),
     ],
 )
 def test_files_that_are_no_tables(file: Path, text: str | bytes, words: str) -> None:
@@ -174,9 +174,9 @@ def test_the_names_of_many_columns_are_compared_once(file: Path) -> None:
             return str.__eq__(self, other)
 
     names = [Name(f"x{i}") for i in range(16_000)]
-    assert _take_header("wide.csv", [list(names), ["1"] * len(names)], [1, 2], ".")[0] == names
+    assert _names("wide.csv", list(names)) == names
     compared = 0
-    _take_header("wide.csv", [list(names), ["1"] * len(names)], [1, 2], ".")
+    _names("wide.csv", list(names))
     assert compared <= 4 * len(names)  # some, where hashes collide
 
     text = ",".join(names) + "\n" + 3 * (",".join("7" for _ in names) + "\n")
@@ -184,10 +184,15 @@ def test_the_names_of_many_columns_are_compared_once(file: Path) -> None:
     assert refusal(file, text.replace("x15999", "x123", 1)) == "columns 124 and 16000 are both called 'x123'"
 
 
-def test_commas_that_may_be_thousands_are_told(file: Path) -> None:
-    (note,) = read(file, "a;b\n1,234;5\n22,500;6\n").notes
-    assert note == "Commas are decimal marks, not thousands: '1,234' is read as 1.234."
-    assert read(file, "a;b\n1,234;5\n0,500;6\n").notes == ()
+def test_commas_that_may_be_thousands_are_refused(file: Path) -> None:
+    message = refusal(file, "a;b\n1,234;5\n22,500;6\n")
+    assert message.startswith("line 2, column 'a': '1,234' may be a number of thousands or have a decimal comma")
+    assert "--decimal point or --decimal comma" in message
+    assert read_table(file, decimal="comma").columns["a"].tolist() == [1.234, 22.5]
+    assert read_table(file, decimal="point").columns["a"].tolist() == [1234, 22500]
+    assert read(file, "a;b\n1,234;5\n0,500;6\n").columns["a"].tolist() == [1.234, 0.5]
+    assert read(file, "a;b\n1,234;5\n22,500;6.5\n").columns["a"].tolist() == [1234, 22500]
+    assert read(file, 'a,b\n"1,234",5\n"22,500",6\n').columns["a"].tolist() == [1234, 22500]
 
 
 @settings(deadline=None)

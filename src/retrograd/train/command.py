@@ -16,22 +16,31 @@ from typing import Any
 import retrograd as rg
 
 from .._files import not_a_file, write_whole
-from .._printing import in_a_line, visible
+from .._printing import report, visible
 from ..distributed import Group, RankError, launched_ranks, world
 from .chart import png, stacked_svg
-from .files import MODEL, check_room, remove_parts
+from .files import (
+    MODEL,
+    STANDARD_INPUT,
+    check_room,
+    remove_parts,
+    saved_standard_input,
+    standard_input,
+    with_standard_input,
+)
 from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
-from .settings import InputError, Settings
-from .table import read_table
+from .settings import InputError, Settings, shown
+from .table import check_libraries, read_table
 from .task import Task
-from .text import TextSettings, TextTask, load_text_model, sample
+from .text import Alphabet, TextSettings, TextTask, load_text_model, sample
 
 __all__ = ["add_commands"]
 
 _INTERRUPTED = 128  # plus the signal number, as in shells
 _SHARDS = 8  # of a batch, with mpirun
+_MOST_NAMED = 10  # unknown characters of a prompt
 
 
 def add_commands(commands: Any) -> None:
@@ -45,20 +54,31 @@ def add_commands(commands: Any) -> None:
     text = kinds.add_parser(
         "text",
         help="a language model of characters or bytes",
+        usage="retrograd train text [OPTION ...] [FILE ...]",
         description="Train a language model of characters or bytes: embedding, LSTM, layer norm, softmax. "
         "The metric is bits per character on the last part of the text, which is not trained on.",
     )
     text.add_argument(
-        "files", nargs="*", metavar="FILE", help="text files (default: the source of Python's standard library)"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="text files, or - for standard input (default: the source of Python's standard library)",
     )
     _add_training(text, TextTask.kind, TextSettings, _text_task)
     series = kinds.add_parser(
         "series",
         help="a forecasting model for a table of numbers",
-        description="Train a forecasting model on a CSV file of numeric columns, one row per time step: batch norm, "
-        "LSTM, linear. It is compared with simple baselines on the last rows, which are not trained on.",
+        usage="retrograd train series [OPTION ...] DATA.csv",
+        description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network "
+        "is trained, and competes with AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of "
+        "several.",
     )
-    series.add_argument("files", nargs="?", metavar="DATA.csv", help="the table: one row per time step, oldest first")
+    series.add_argument(
+        "files",
+        nargs="?",
+        metavar="DATA.csv",
+        help="the table, or - for standard input: one row per time step, oldest first",
+    )
     _add_training(series, SeriesTask.kind, SeriesSettings, _series_task)
 
     sample = commands.add_parser(
@@ -78,15 +98,17 @@ def add_commands(commands: Any) -> None:
         help="sampling temperature; 0 always takes the most likely (default: 0.8)",
     )
     sample.add_argument("--top-k", type=_whole(1), metavar="K", help="sample from the K most likely (default: all)")
-    sample.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
+    sample.add_argument(
+        "--prompt", default="", metavar="TEXT", help="text to continue, or - for standard input (default: none)"
+    )
     sample.add_argument("--seed", type=_whole(0), default=0, metavar="N", help="random seed (default: 0)")
     sample.set_defaults(run=_sample)
 
     forecast = commands.add_parser(
         "forecast",
         help="continue a time series",
-        description="Forecast the rows that follow a CSV file, with a model trained by retrograd train series, or with "
-        "a baseline if that was better. Writes a CSV file and a plot.",
+        description="Forecast the rows that follow a table, with the methods that retrograd train series has chosen. "
+        "Writes a CSV file and a plot.",
     )
     forecast.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
     forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns of the training data")
@@ -100,10 +122,9 @@ def add_commands(commands: Any) -> None:
         help="how to handle missing values (default: as in training)",
     )
     forecast.add_argument(
-        "--use",
-        choices=tuple(USES),
-        help="forecast with the model or with a baseline (default: the one with the smallest error on the test set)",
+        "--decimal", choices=("auto", "point", "comma"), help="decimal mark of the numbers (default: as in training)"
     )
+    forecast.add_argument("--use", choices=USES, help="forecast with one method (default: what was chosen in training)")
     forecast.set_defaults(run=_forecast)
 
 
@@ -113,15 +134,17 @@ def _add_training(
     settings: type[Settings],
     make: Callable[[Settings, list[str], Path, Group], Task],
 ) -> None:
+    settings.add_arguments(parser)
     where = parser.add_argument_group("run directory")
     where.add_argument(
         "--output", metavar="DIR", help="the directory (default: a new one in runs/, named after the data)"
     )
     where.add_argument("--overwrite", action="store_true", help="replace the run in the directory")
     where.add_argument(
-        "--resume", metavar="DIR", help="continue the run in this directory; the result is bitwise that of a single run"
+        "--resume",
+        metavar="DIR",
+        help="continue the run in this directory; the result is bitwise that of a single run. --steps extends it",
     )
-    settings.add_arguments(parser)
     parser.set_defaults(run=_train, kind=kind, settings=settings, make=make)
 
 
@@ -165,11 +188,13 @@ def _begin(options: argparse.Namespace, settings: Settings, files: list[str], ra
         settings = dataclasses.replace(settings, shards=1 if launched_ranks() is None else _SHARDS)
     group = _shards_on(ranks, settings)
     with contextlib.ExitStack() as held:
-        with _new_folder(options, files) as folder:
+        with _new_folder(options, files) as folder, with_standard_input(files, folder) as files:
             held.enter_context(_alone_in(folder))
             _use_threads(settings)
             task = held.enter_context(contextlib.closing(options.make(settings, files, folder, group)))
             for old in FILES:
+                if str(folder / old) in files:  # the standard input, just saved
+                    continue
                 try:
                     (folder / old).unlink(missing_ok=True)
                 except OSError as error:
@@ -184,25 +209,35 @@ def _resume(
     options: argparse.Namespace, given: dict[str, Any], files: list[str], ranks: Group, progress: Progress
 ) -> int:
     folder, kind = Path(options.resume), options.settings
-    for setting in given:
-        if setting not in kind.CHANGEABLE:
-            raise InputError(f"--{setting.replace('_', '-')} cannot change when a run is resumed")
     if options.output is not None or options.overwrite:
         raise InputError("--resume continues in the directory of the run; --output and --overwrite are for a new one")
     metadata = read_checkpoint(folder, options.kind)
+    for name, value in given.items():
+        had = metadata["settings"].get(name)
+        if name not in kind.CHANGEABLE and value != had:
+            raise InputError(
+                f"--{name.replace('_', '-')} cannot change when a run is resumed: the run has {shown(had)}, not "
+                f"{shown(value)}"
+            )
     try:
+        # More steps are given to the run, which says what they change.
+        steps = given.pop("steps", None)
         settings = kind.from_record({**metadata["settings"], **given})
         check_room(folder / CHECKPOINT, settings.least_weights())
     except InputError as error:
         raise InputError(f"{folder / CHECKPOINT}: {error}") from None
     group = _shards_on(ranks, settings)
     _use_threads(settings)
-    files = files or metadata["files"]  # files that have moved can be given again
-    with _alone_in(folder), contextlib.closing(options.make(settings, files, folder, group)) as task:
-        files = [os.path.abspath(file) for file in files]
-        run = Run(task, folder, files, progress)
-        remove_parts(folder, FILES)
-        run.resume(metadata)
+    with contextlib.ExitStack() as held:
+        held.enter_context(_alone_in(folder))
+        # Files that have moved can be given again.
+        files = files or [saved_standard_input(file, folder) for file in metadata["files"]]
+        with with_standard_input(files, folder) as files:
+            task = held.enter_context(contextlib.closing(options.make(settings, files, folder, group)))
+            files = [os.path.abspath(file) for file in files]
+            run = Run(task, folder, files, progress)
+            remove_parts(folder, FILES)
+            run.resume(metadata, steps)
         ranks.broadcast((settings, files))
         return _run(run)
 
@@ -271,10 +306,13 @@ def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]
         folder = Path(options.output)
         _check_free(folder, files, options.overwrite)
     else:
-        folder = _unused(Path("runs") / f"{options.kind}-{Path(files[0]).stem if files else 'stdlib'}")
+        about = "stdlib" if not files else "stdin" if files[0] == STANDARD_INPUT else Path(files[0]).stem
+        folder = _unused(Path("runs") / f"{options.kind}-{about}")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{folder} is a file, not a folder") from None
     except OSError as error:
         raise InputError(f"the folder {folder} cannot be created: {error.strerror}") from None
     try:
@@ -334,26 +372,45 @@ def _unused(folder: Path) -> Path:
 
 def _sample(options: argparse.Namespace) -> int:
     model, alphabet = load_text_model(options.model)
+    prompt = _prompt(options.prompt, alphabet)
     pieces = sample(
         model,
         alphabet,
         options.length,
         temperature=options.temperature,
         top_k=options.top_k,
-        prompt=options.prompt,
+        prompt=prompt,
         seed=options.seed,
     )
     # Generated text may contain terminal control characters; files and pipes get it unchanged.
     terminal = sys.stdout.isatty()
-    for piece in itertools.chain([options.prompt], pieces):
+    for piece in itertools.chain([prompt], pieces):
         print(visible(piece) if terminal else piece, end="", flush=terminal)
     print()
     return 0
 
 
+def _prompt(given: str, alphabet: Alphabet) -> str:
+    """Return the prompt, from standard input if it is "-", and warn of characters that the model does not know."""
+    # Bytes that are not UTF-8 become lone surrogates, as in arguments of the command line.
+    prompt = standard_input().read().decode("utf-8", "surrogateescape") if given == STANDARD_INPUT else given
+    if unknown := alphabet.unknown_in(prompt):
+        named = ", ".join(map(repr, unknown[:_MOST_NAMED])) + (", ..." if len(unknown) > _MOST_NAMED else "")
+        what = "a character" if len(unknown) == 1 else f"{len(unknown)} characters"
+        report(f"warning: the prompt has {what} that the model does not know, and reads as unknown: {named}")
+    return prompt
+
+
 def _forecast(options: argparse.Namespace) -> int:
+    check_libraries()
     forecaster = load_series_model(options.model)
-    table = read_table(options.data, gaps=options.gaps or forecaster.settings.gaps)
+    settings = forecaster.settings
+    table = read_table(
+        options.data,
+        gaps=options.gaps or settings.gaps,
+        decimal=options.decimal or settings.decimal,
+        time=settings.time,
+    )
     output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
     _check_replaceable(output)
     picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
@@ -364,24 +421,22 @@ def _forecast(options: argparse.Namespace) -> int:
         raise InputError(f"the data {options.data}, the output {output} and the plot {picture} must be three files")
     result = forecast(forecaster, table, options.use)
     charts = [result.chart(target) for target in result.columns]
-    try:
-        drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
-    except ImportError:
-        raise InputError(
-            f"--plot {picture}: a .png needs matplotlib (pip install matplotlib), a .svg does not"
-        ) from None
+    drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
     for path, content in ((output, result.csv_text().encode()), (picture, drawn)):
         try:
             write_whole(path, content)
         except OSError as error:
             raise RunError(f"{path} could not be written: {error.strerror or error}") from None
-    for note in result.notes:
-        print(in_a_line(note))
-    if forecaster.verdict is not None:
-        print(visible(str(forecaster.verdict)))
-    print(f"{'method':<12} {'the model' if result.by == 'model' else f'the {result.by} baseline'} ({result.why})")
-    print(f"{'forecast':<12} {in_a_line(str(output))}")
-    print(f"{'plot':<12} {in_a_line(str(picture))}")
+    with Progress() as progress:
+        for note in result.notes:
+            progress.prose(note)
+        if result.verdict is not None:
+            progress.prose(str(result.verdict))
+        if options.use is not None or result.verdict is None:
+            why = f"--use {options.use}" if options.use is not None else "an earlier release compared no other methods"
+            progress.field("method", f"{', '.join(sorted(set(result.by.values())))} ({why})")
+        progress.field("forecast", str(output))
+        progress.field("plot", str(picture))
     return 0
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 
@@ -15,9 +17,24 @@ from .. import nn
 from .._files import PART, not_a_file
 from .settings import InputError
 
-__all__ = ["MODEL", "UNUSABLE", "check_data", "check_room", "load_weights", "opened_model", "remove_parts"]
+__all__ = [
+    "MODEL",
+    "SAVED_INPUT",
+    "STANDARD_INPUT",
+    "UNUSABLE",
+    "check_data",
+    "check_room",
+    "load_weights",
+    "opened_model",
+    "remove_parts",
+    "saved_standard_input",
+    "standard_input",
+    "with_standard_input",
+]
 
 MODEL: Final = "model.safetensors"
+STANDARD_INPUT: Final = "-"  # in the place of a file
+SAVED_INPUT: Final = "standard-input"  # a copy in the run directory, because a run reads its data more than once
 
 # Exceptions that a model file with unexpected metadata can cause.
 UNUSABLE: Final = (
@@ -34,7 +51,59 @@ def check_data(path: str | os.PathLike[str]) -> None:
     except (OSError, ValueError) as error:
         raise InputError(f"{name}: {getattr(error, 'strerror', None) or error}") from None
     if what:
-        raise InputError(f"{name} is {what}, not a file" + ("; save it to a file first" if what == "a pipe" else ""))
+        raise InputError(
+            f"{name} is {what}, not a file"
+            + ("; save it to a file first, or give - and pipe it in" if what == "a pipe" else "")
+        )
+
+
+def standard_input() -> BinaryIO:
+    """Return standard input, to read bytes. If it is a terminal, tell the user that it is read, and how to end it."""
+    if sys.stdin is None:
+        raise InputError("-: standard input is closed")
+    if sys.stdin.isatty():
+        print("reading standard input; Ctrl-D ends it", file=sys.stderr)
+    return sys.stdin.buffer
+
+
+@contextlib.contextmanager
+def with_standard_input(files: Sequence[str], folder: Path) -> Iterator[list[str]]:
+    """Save standard input in the run directory if it is one of the files, and yield the files with the copy.
+
+    If the block fails, the directory has what it had before.
+    """
+    if STANDARD_INPUT not in files:
+        yield list(files)
+        return
+    if files.count(STANDARD_INPUT) > 1:
+        raise InputError(f"-: standard input can be read once, not {files.count(STANDARD_INPUT)} times")
+    path, before = folder / SAVED_INPUT, folder / f"{SAVED_INPUT}.before"
+    source = standard_input()
+    had = path.exists()
+    if had:
+        os.replace(path, before)
+    try:
+        try:
+            with open(path, "wb") as copy:
+                shutil.copyfileobj(source, copy)
+        except OSError as error:
+            raise InputError(f"{path}: standard input could not be saved there: {error.strerror or error}") from None
+        if not path.stat().st_size:
+            raise InputError("-: standard input is empty")
+        yield [str(path) if file == STANDARD_INPUT else file for file in files]
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        if had:
+            os.replace(before, path)
+        raise
+    before.unlink(missing_ok=True)
+
+
+def saved_standard_input(file: str, folder: Path) -> str:
+    """Return the file, or the copy of standard input in the run directory if that was it and the directory moved."""
+    copy = folder / SAVED_INPUT
+    return str(copy) if os.path.basename(file) == SAVED_INPUT and not os.path.exists(file) and copy.exists() else file
 
 
 def remove_parts(folder: Path, names: Sequence[str]) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-from .._printing import visible
+from .._printing import cells, terminal_width, visible, wrapped
 
-__all__ = ["Progress", "SilentProgress", "clock", "count"]
+__all__ = ["Progress", "SilentProgress", "clock", "count", "fitting"]
+
+
+_NAMES: Final = 10  # columns of the names of fields
 
 
 class Progress:
-    """Prints lines of text and, on a terminal during training, a progress bar with current values.
-
-    The lines do not depend on the terminal, so that a log file has the same lines.
-    """
+    """Prints lines of text and, on a terminal during training, a progress bar with current values."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -32,6 +33,18 @@ class Progress:
         else:
             self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    def prose(self, text: str) -> None:
+        """Print a paragraph, wrapped to the terminal's width."""
+        self.say(wrapped(text))
+
+    def field(self, name: str, value: str) -> None:
+        """Print a name and its value, wrapped to the terminal's width."""
+        self.say(wrapped(value, f"{name:<{_NAMES - 1}} "))
+
+    def row(self, *forms: str) -> None:
+        """Print the first of several forms of a line that fits the terminal; if none does, the last, which is short."""
+        self.say(fitting(forms, terminal_width()))
+
     def begin(self, done: int, steps: int) -> None:
         """Show the progress bar, with `done` of `steps` steps completed."""
         if not sys.stdout.isatty():
@@ -41,17 +54,21 @@ class Progress:
         self._bar = progress.Progress(
             progress.TextColumn("step"),
             progress.MofNCompleteColumn(),
-            progress.BarColumn(),
+            progress.BarColumn(bar_width=10 if terminal_width() < 60 else 20),
             progress.TextColumn("{task.description}"),
             transient=True,
         )
         self._task = self._bar.add_task("", total=steps, completed=done)
         self._bar.start()
 
-    def step(self, done: int, numbers: str) -> None:
-        """Update the bar to `done` steps, with current values as text. Without a bar, do nothing."""
+    def step(self, done: int, numbers: Sequence[str]) -> None:
+        """Update the bar to `done` steps, with as many of the current values as fit. Without a bar, do nothing."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, description=numbers)
+            taken = self._bar.tasks[0]
+            beside = len(f"step {taken.total}/{taken.total}  ") + self._bar.columns[2].bar_width
+            forms = ["  ".join(numbers[:many]) for many in range(len(numbers), -1, -1)]
+            shown = fitting(forms, self._bar.console.width - beside)
+            self._bar.update(self._task, completed=done, description=shown)
 
     def end(self) -> None:
         """Remove the progress bar."""
@@ -76,6 +93,11 @@ class SilentProgress(Progress):
 
     def begin(self, done: int, steps: int) -> None:
         pass
+
+
+def fitting(forms: Sequence[str], width: int) -> str:
+    """Return the first form that is at most this many columns wide, or else the last."""
+    return next((form for form in forms if cells(form) <= width), forms[-1])
 
 
 def clock(seconds: float) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import html
 import re
-import textwrap
-import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .chart import Chart, one_line, svg, visible
-from .drawing import STYLE
+from .._printing import cells, one_line, terminal_width, visible, wrapped
+from .chart import STYLE, Chart, drawable, svg
 
 __all__ = ["Block", "Prose", "Sample", "Section", "Table", "page", "plain"]
 
@@ -54,6 +52,7 @@ class Section:
 
     title: str
     blocks: Sequence[Block]
+    in_terminal: bool = True  # whether the run prints it, besides the report
 
 
 # A number with its sign, separators, exponent and unit of up to four letters: 1,234  −0.5  3.1e-3  12 %  4.2 ms
@@ -64,8 +63,8 @@ _NOTHING = ("", "-", "–", "—", "nan", "inf", "-inf")
 def _numeric(table: Table) -> list[bool]:
     """Return which columns are numeric; empty cells are allowed."""
     found = []
-    for cells in zip(*table.rows, strict=True) if table.rows else ((),) * len(table.columns):
-        there = [cell.strip() for cell in cells if cell.strip().lower() not in _NOTHING]
+    for column in zip(*table.rows, strict=True) if table.rows else ((),) * len(table.columns):
+        there = [cell.strip() for cell in column if cell.strip().lower() not in _NOTHING]
         found.append(bool(there) and all(_NUMBER.fullmatch(cell) for cell in there))
     return found
 
@@ -199,6 +198,8 @@ def _section(section: Section) -> Iterator[str]:
             yield f'<pre class="sample" dir="auto">\n{_escape(visible(block.text))}</pre>'
         elif isinstance(block, Table):
             yield from _table(block)
+        elif not drawable():
+            yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[series]').</p>"
         else:
             # A separate narrow drawing keeps the text readable on narrow screens.
             yield '<figure><div class="wide">'
@@ -216,32 +217,30 @@ def _paragraphs(prose: Prose) -> list[str]:
 def _table(table: Table) -> Iterator[str]:
     kinds = [' class="number"' if number else "" for number in _numeric(table)]
 
-    def cells(tag: str, row: Sequence[str]) -> str:
+    def line(tag: str, row: Sequence[str]) -> str:
         return "".join(
             f"<{tag}{kind}><bdi>{_escape(one_line(cell))}</bdi></{tag}>" for kind, cell in zip(kinds, row, strict=True)
         )
 
     yield '<div class="scroll" tabindex="0"><table>'
     if any(name.strip() for name in table.columns):
-        yield f"<thead><tr>{cells('th', table.columns)}</tr></thead>"
+        yield f"<thead><tr>{line('th', table.columns)}</tr></thead>"
     yield "<tbody>"
     for number, row in enumerate(table.rows):
         start = '<tr class="best">' if number == table.highlight else "<tr>"
-        yield start + cells("td", row) + "</tr>"
+        yield start + line("td", row) + "</tr>"
     yield "</tbody></table></div>"
 
 
 # ---- Plain text ------------------------------------------------------------------------------------------------------
 
-_COLUMNS = 100
-
 
 def plain(section: Section) -> str:
-    """Return the section as plain text, without charts. Samples keep their lines; prose is wrapped."""
-    parts = [one_line(section.title)] if section.title else []
+    """Return the section as plain text of the terminal's width, without charts. Samples keep their lines."""
+    parts = [wrapped(one_line(section.title))] if section.title else []
     for block in section.blocks:
         if isinstance(block, Prose):
-            parts += [textwrap.fill(paragraph, _COLUMNS, break_on_hyphens=False) for paragraph in _paragraphs(block)]
+            parts += [wrapped(paragraph) for paragraph in _paragraphs(block)]
         elif isinstance(block, Sample):
             parts.append(visible(block.text))
         elif isinstance(block, Table):
@@ -249,25 +248,34 @@ def plain(section: Section) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _cells(text: str) -> int:
-    """Return the width of the text in terminal cells."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(unicodedata.category(character) in ("Mn", "Me", "Cf") for character in text)
-
-
 def _plain_table(table: Table) -> str:
-    head = [table.columns] if any(name.strip() for name in table.columns) else []
-    rows = [[one_line(cell) for cell in row] for row in (*head, *table.rows)]
-    widths = [max(map(_cells, column), default=0) for column in zip(*rows, strict=True)]
+    """Return the table as text; in a narrow terminal with a line for each cell."""
+    rows = [[one_line(cell) for cell in row] for row in (table.columns, *table.rows)]
+    head = any(rows[0])
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    marks = ["" if table.highlight is None else "  "] * len(rows)
+    if table.highlight is not None:
+        marks[table.highlight + 1] = "* "
+    if sum(widths) + 2 * len(widths) + len(marks[0]) - 2 > terminal_width():
+        return "\n".join(_stacked(rows, marks))
     numeric = _numeric(table)
     lines = []
-    for number, row in enumerate(rows, -len(head)):
+    for number, row in enumerate([rows[0], ["-" * width for width in widths], *rows[1:]]):
+        if number < 2 and not head:
+            continue
         padded = [
-            " " * (width - _cells(cell)) + cell if right else cell + " " * (width - _cells(cell))
+            " " * (width - cells(cell)) + cell if right else cell + " " * (width - cells(cell))
             for cell, width, right in zip(row, widths, numeric, strict=True)
         ]
-        mark = "" if table.highlight is None else "* " if number == table.highlight else "  "
-        lines.append((mark + "  ".join(padded)).rstrip())
-        if number == -1:
-            lines.append(("" if table.highlight is None else "  ") + "  ".join("-" * width for width in widths))
+        lines.append((marks[max(number - 1, 0)] + "  ".join(padded)).rstrip())
     return "\n".join(lines)
+
+
+def _stacked(rows: Sequence[Sequence[str]], marks: Sequence[str]) -> Iterator[str]:
+    """Yield each row as its first cell, and under it the others after the names of their columns."""
+    names = rows[0][1:]
+    indent = max(map(cells, names), default=0)
+    for (first, *others), mark in zip(rows[1:], marks[1:], strict=True):
+        yield wrapped(first, mark)
+        for name, cell in zip(names, others, strict=True):
+            yield wrapped(cell, f"    {name}{' ' * (indent - cells(name))}  " if indent else "    ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -10,6 +11,7 @@ import math
 import os
 import shlex
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Mapping
@@ -22,11 +24,11 @@ import numpy as np
 from .. import nn
 from .._files import write_whole
 from .chart import Chart, Line, png
-from .files import MODEL, UNUSABLE, load_weights
+from .files import MODEL, SAVED_INPUT, UNUSABLE, load_weights
 from .progress import Progress, clock, count
 from .report import Block, Prose, Section, Table, page, plain
 from .settings import InputError, shown
-from .task import Task
+from .task import Task, learning_rate, warm_up_steps
 
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
 
@@ -36,7 +38,13 @@ _PLANNED: Final = "model-as-planned.safetensors"
 HISTORY: Final = "history.csv"
 REPORT: Final = "report.html"
 CURVES: Final = "curves.png"
-FILES: Final = (MODEL, CHECKPOINT, _PLANNED, HISTORY, REPORT, CURVES)
+FILES: Final = (MODEL, CHECKPOINT, _PLANNED, HISTORY, REPORT, CURVES, SAVED_INPUT)
+_BETWEEN_LINES: Final = 1.0  # seconds, so that a short run does not print a line for each validation
+# Planning for a time limit: the most steps that are timed, for at most this share of the limit; and the share that the
+# run should take, because the next steps may be slower.
+_MOST_PROBES: Final = 20
+_PROBING: Final = 0.03
+_MARGIN: Final = 0.9
 _LARGEST: Final = 1e100  # of numbers in a checkpoint, so that sums and products are finite
 
 
@@ -70,15 +78,22 @@ class Run:
         self._pending: list[float] = []  # losses since the last record
         self._items = 0
         self._seconds_before = 0.0
-        self._began = time.monotonic()
+        self._extended = 0  # the step at which the run got more steps than it had
+        self._planned = ""  # on how the run was planned
+        self._note = ""  # on how the run was extended
+        self._began = self._said = time.monotonic()
+        self._unsaid: tuple[str, ...] = ()  # the last validation, as forms of a line, if it has not been printed
         self._saved = -math.inf
         self.why: Literal["finished", "no improvement", "time limit", "interrupted"] = "finished"
         self.signal: int | None = None
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
-    def resume(self, metadata: Mapping[str, Any]) -> None:
-        """Load the checkpoint in the directory, which has this metadata. Only rank 0 reads it."""
+    def resume(self, metadata: Mapping[str, Any], steps: int | None = None) -> None:
+        """Load the checkpoint in the directory, which has this metadata. Only rank 0 reads it.
+
+        With `steps` the run gets another number of steps than it had.
+        """
         if not self._leads:
             return
         task, path = self._task, self._folder / CHECKPOINT
@@ -102,8 +117,28 @@ class Run:
             self._pending = [_number(loss) for loss in metadata["pending"]]
             self._items = _number(metadata["items"], whole=True, minimum=self._records[-1].items, maximum=2**63)
             self._seconds_before = _number(metadata["seconds"], minimum=self._records[-1].seconds)
+            self._extended = _number(metadata.get("extended", 0), whole=True, minimum=0, maximum=task.steps)
         except UNUSABLE as error:
             raise InputError(f"{path} cannot be resumed: {error}") from None
+        if steps is not None and steps != task.steps:
+            self._extend(steps)
+
+    def _extend(self, steps: int) -> None:
+        task, done, planned = self._task, self._task.optimizer.steps, self._task.steps
+        if steps < done:
+            raise InputError(f"--steps {steps} is less than the {count(done)} steps that the run has taken")
+        before = learning_rate(task.settings, planned)
+        task.plan(steps)
+        after = learning_rate(task.settings, steps)
+        self._extended = done
+        self._note = f"The run had {count(planned)} steps and now has {count(steps)}; {count(done)} are done. "
+        if all(before(step) == after(step) for step in range(min(done, 100_000))):
+            self._note += "Its learning rates so far are those of a run of that length, so it ends in the same weights."
+        else:
+            self._note += (
+                f"From here on the learning rate is that of a run of {count(steps)} steps: {after(done):.2g} next, "
+                f"{before(max(done - 1, 0)):.2g} before. A single run of that length would end in other weights."
+            )
 
     def _synchronize(self) -> None:
         """Give every rank the state of rank 0, after a check that all have the same data."""
@@ -116,8 +151,12 @@ class Run:
         state = [array for part in parts for array in part.values()]
         for array, value in zip(state, self._group.broadcast(state), strict=True):
             array[...] = value
-        progress = (self._records, self._best, self._pending, self._items, self._seconds_before)
-        self._records, self._best, self._pending, self._items, self._seconds_before = self._group.broadcast(progress)
+        progress = (self._records, self._best, self._pending, self._items, self._seconds_before, self._extended)
+        (self._records, self._best, self._pending, self._items, self._seconds_before, self._extended) = (
+            self._group.broadcast(progress)
+        )
+        if (steps := self._group.broadcast(task.steps)) != task.steps:
+            task.plan(steps)
         assert task.parallel.group is self._group  # created here, before rank 0 validates, which may change buffers
 
     def _save(self) -> None:
@@ -133,6 +172,7 @@ class Run:
             "pending": self._pending,
             "items": self._items,
             "seconds": self._seconds(),
+            "extended": self._extended,
         }
         self._write(
             CHECKPOINT,
@@ -174,22 +214,32 @@ class Run:
     def train(self) -> None:
         """Train until the last step, early stopping, the time limit or a signal. Then save, and write the report."""
         task, progress = self._task, self._progress
-        for name, value in task.overview():
-            progress.say(f"{name:<12} {value}")
-        progress.say(f"{'run':<12} {self._folder}")
-        if self._group.shards > 1:
-            progress.say(f"{'ranks':<12} {self._group.size}, {self._group.shards} shards of each batch")
-        progress.say()
+        self._began = self._said = time.monotonic()
         self._synchronize()
-        self._began = time.monotonic()
         first = task.optimizer.steps
-        if first:
+        if not self._records and task.settings.steps is None and task.settings.time_limit:
+            self._plan(task.settings.time_limit)
+        for name, value in task.overview():
+            progress.field(name, value)
+        if self._planned:
+            progress.field("plan", self._planned)
+        progress.field("run", str(self._folder))
+        if self._group.shards > 1:
+            progress.field("ranks", f"{self._group.size}, {self._group.shards} shards of each batch")
+        progress.say()
+        if self._note:
+            progress.prose(self._note)
+        elif first == task.steps:
+            progress.prose(f"All {count(first)} steps are done. To train for longer, give it more:")
+            progress.say(f"  {self._how_to_resume()} --steps {2 * first}")
+        elif first:
             progress.say(f"resumed at step {count(first)} of {count(task.steps)}")
         task.model.train()
         progress.begin(first, task.steps)
         try:
             with _Stop() as stop:
                 self._loop(first, stop)
+                self._say()
                 self._save()
             self.signal = self._group.broadcast(stop.signal)
             if self.signal is not None:
@@ -198,25 +248,60 @@ class Run:
             progress.end()
         if not self._leads:
             return
-        done = task.optimizer.steps
+        where = f"at step {count(task.optimizer.steps)} of {count(task.steps)}"
         if self.why == "interrupted":
-            progress.say(f"Stopped at step {count(done)} of {count(task.steps)}. Everything is saved. To continue:")
+            progress.prose(f"Stopped {where}. Everything is saved. To continue:")
             progress.say(f"  {self._how_to_resume()}")
             return
         if self.why == "time limit":
-            progress.say(f"Time limit reached at step {count(done)} of {count(task.steps)}. To continue:")
+            progress.prose(f"Time limit reached {where}. To continue:")
             progress.say(f"  {self._how_to_resume()}")
         if self.why == "no improvement":
-            progress.say(
-                f"Stopped early at step {count(done)} of {count(task.steps)}: {self._stalled()}. To continue anyway:"
-            )
+            progress.prose(f"Stopped early {where}: {self._stalled()}. To continue anyway:")
             progress.say(f"  {self._how_to_resume()} --patience none")
         self._report()
 
+    def _plan(self, limit: float) -> None:
+        """Make the run as long as the time limit allows. The steps that are taken to measure their time are undone."""
+        task, began = self._task, time.monotonic()
+        parts = (task.model.state_arrays(), task.optimizer.arrays(), task.arrays())
+        state = [(array, array.copy()) for part in parts for array in part.values()]
+        task.model.train()
+        times = list[float]()
+        more = True
+        while more:
+            start = time.monotonic()
+            task.step()
+            times.append(time.monotonic() - start)
+            spent = times[-1] + start - began
+            more = len(times) < _MOST_PROBES and (len(times) < 3 or spent < _PROBING * limit) and spent < limit / 4
+            more = self._group.broadcast(more)
+        validation = 0.0
+        for _ in range(2 if self._leads else 0):  # the first one compiles, too
+            start = time.monotonic()
+            task.validate()
+            validation = time.monotonic() - start
+            if validation > limit / 20:
+                break
+        for array, value in state:
+            array[...] = value
+        # The first step also compiles the program. Validations get at most a quarter of the time.
+        step = statistics.median(times[1:] or times)
+        left = _MARGIN * limit - (time.monotonic() - began)
+        validations = max(1, min(20, int(left / 4 / max(validation, 1e-9)) - 1))
+        fitting = max(1, int((left - (validations + 1) * validation) / max(step, 1e-9)))
+        steps = min(task.longest(), fitting)
+        every = None if validations == 20 or task.settings.validate_every else -(-steps // validations)
+        task.plan(*self._group.broadcast((steps, every)))
+        self._planned = f"{count(task.steps)} steps of {1000 * step:.3g} ms, to end within {clock(limit)}"
+
     def _stalled(self) -> str:
         """Return the reason for early stopping, or "" if the run continues."""
-        patience, best = self._task.settings.patience, self._best_record(self._records)
-        since = len(self._records) - 1 - self._records.index(best)
+        task, best = self._task, self._best_record(self._records)
+        patience = task.settings.patience
+        # The learning rate is still rising in the warm-up; and who adds steps wants more validations than there were.
+        counted = max(best.step, warm_up_steps(task.settings, task.steps), self._extended)
+        since = sum(record.step > counted for record in self._records)
         if patience is None or since < patience:
             return ""
         return f"none of the last {since} validations was better than that of step {count(best.step)}"
@@ -229,10 +314,12 @@ class Run:
         items_before, shown = self._items, -math.inf
         if not self._records:
             self._validate()
-            progress.say(self._line(self._records[-1]))
+            self._unsaid = self._lines(self._records[-1])
         stalled = bool(self._stalled())
         while task.optimizer.steps < task.steps:
             now = time.monotonic()
+            if now - self._said >= _BETWEEN_LINES:
+                self._say()
             late = settings.time_limit is not None and now - self._began >= settings.time_limit
             due = now - self._saved >= settings.checkpoint_every
             interrupted, late, due = self._group.broadcast((stop.signal is not None, late, due))
@@ -254,12 +341,18 @@ class Run:
             self._items += items
             if done % task.validate_every == 0 or done == task.steps:
                 self._validate()
-                speed = f"  {count(self._speed(items_before))} {task.items}/s  {self._left(first)}"
-                progress.say(self._line(self._records[-1]) + speed)
+                speed = f"{count(self._speed(items_before))} {task.items}/s"
+                self._unsaid = self._lines(self._records[-1], speed, self._left(first))
                 stalled = bool(self._stalled())
             elif now - shown >= 0.1:  # faster updates cannot be read
                 shown = now
                 progress.step(done, self._numbers(loss, self._speed(items_before), first))
+
+    def _say(self) -> None:
+        """Print the last validation, unless it has been: in a short run only some are."""
+        if self._unsaid:
+            self._progress.row(*self._unsaid)
+            self._unsaid, self._said = (), time.monotonic()
 
     def _diverged(self, what: str, value: float) -> RunError:
         # Resuming is not suggested: it would diverge again.
@@ -301,16 +394,21 @@ class Run:
             left = min(left, max(task.settings.time_limit - elapsed, 0))
         return f"{clock(left)} left"
 
-    def _numbers(self, loss: float, speed: float, first: int) -> str:
-        parts = [f"loss {loss:.3f}"]
-        if self._records:
-            parts.append(f"validation {self._records[-1].validation:.3f}")
-        return "  ".join([*parts, f"{count(speed)} {self._task.items}/s", self._left(first)])
+    def _numbers(self, loss: float, speed: float, first: int) -> list[str]:
+        """Return the current values, the most important ones first."""
+        last = [f"validation {record.validation:.3f}" for record in self._records[-1:]]
+        return [f"loss {loss:.3f}", self._left(first), *last, f"{count(speed)} {self._task.items}/s"]
 
-    def _line(self, record: Record) -> str:
-        width = len(count(self._task.steps))
+    def _lines(self, record: Record, *more: str) -> tuple[str, ...]:
+        """Return forms of the line of a validation, the longest first."""
+        step = f"{count(record.step):>{len(count(self._task.steps))}}"
         loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
-        return f"step {count(record.step):>{width}}{loss}  validation {record.validation:.3f} {self._task.measure}"
+        short = f"{step}{loss}  validation {record.validation:.3f}"
+        return (
+            "  ".join([f"step {short}", *more]) if more else f"step {short} {self._task.measure}",
+            f"step {short}",
+            short,
+        )
 
     # ---- the report --------------------------------------------------------------------------------------------------
 
@@ -321,7 +419,7 @@ class Run:
             # The time limit was reached between two validations. This extra validation is not part of the checkpoint,
             # so that a resumed run gives the same result as one that never stopped.
             records.append(self._record(task.validate()))
-            progress.say(self._line(records[-1]))
+            progress.row(*self._lines(records[-1]))
             if self._best is not None and records[-1].validation < self._best:
                 self._write(_PLANNED, lambda path: write_whole(path, (self._folder / MODEL).read_bytes()))
                 self._save_model()
@@ -330,54 +428,49 @@ class Run:
         except (OSError, ValueError) as error:
             raise RunError(f"the best model could not be loaded: {error}") from None
         task.model.eval()
+        task.improving = self._best_record(records) is records[-1]
+        task.best_step = self._best_record(records).step
         outcome = task.outcome()
         if outcome.verdict is not None:
             self._save_model(verdict=outcome.verdict)
         headline: list[Block] = [*outcome.headline, Prose(self._summary(records))]
         progress.say()
         for section in (Section("", headline), *outcome.sections):
-            if not all(isinstance(block, Chart) for block in section.blocks):
+            if section.in_terminal and not all(isinstance(block, Chart) for block in section.blocks):
                 progress.say(plain(section).rstrip("\n"))
                 progress.say()
         charts = self._charts(records)
-        settings = Table(["setting", "value"], [[name, shown(value)] for name, value in task.settings.record().items()])
+        settings = Table(["setting", "value"], [[name, shown(value)] for name, value in task.in_force().items()])
         sections = [
             Section("Result", headline),
-            Section("Training", charts),
             *outcome.sections,
+            Section("Training", charts),
             Section("Data and model", [Table(["", ""], [list(row) for row in task.overview()])]),
             Section("Settings", [settings]),
         ]
         title = f"A {task.kind} model, trained with retrograd"
         document = page(title, str(self._folder), sections)
         self._write(REPORT, lambda path: write_whole(path, document.encode("utf-8", "replace")))
-        written = [REPORT]
-        try:
+        with contextlib.suppress(ImportError):  # matplotlib is optional
             picture = png(charts)
             self._write(CURVES, lambda path: write_whole(path, picture))
-            written.append(CURVES)
-        except ImportError:
-            progress.say(
-                "curves.png was not written: it needs matplotlib (pip install matplotlib). The report has the curves."
-            )
-        progress.say(f"{'model':<12} {self._folder / MODEL}")
-        for name in written:
-            progress.say(f"{Path(name).stem:<12} {self._folder / name}")
+        progress.field("report", str(self._folder / REPORT))
+        if task.use:
+            progress.say(f"{'use':<9} {task.use} {quoted(self._folder)}")  # unbroken, to be copied
 
     def _summary(self, records: list[Record]) -> str:
         task = self._task
         first, best, last = records[0], self._best_record(records), records[-1]
-        text = f"{count(last.step)} of {count(task.steps)} steps in {clock(last.seconds)}, "
-        text += f"at {count(last.items / max(last.seconds, 1e-9))} {task.items}/s. "
+        of = "" if last.step == task.steps else f" of {count(task.steps)}"
+        took = f"{last.seconds:.1f} s" if last.seconds < 10 else clock(last.seconds)
+        text = f"{count(last.step)}{of} steps in {took}. "
         if self.why == "no improvement":
             text += f"Stopped early: {self._stalled()}. "
         text += "Validation "
         if best.step == 0:
             return text + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
-        return text + (
-            f"fell from {first.validation:.3f} before the first step to {best.validation:.3f} {task.measure} "
-            f"at step {count(best.step)}, whose weights were saved as the model."
-        )
+        at = "" if best.step == last.step else f" at step {count(best.step)}, whose weights are the model"
+        return text + f"fell from {first.validation:.3f} to {best.validation:.3f} {task.measure}{at}."
 
     def _charts(self, records: list[Record]) -> list[Chart]:
         task = self._task

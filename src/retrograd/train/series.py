@@ -1,35 +1,29 @@
-"""A forecasting model for a table of numbers: batch norm, LSTM, linear layer; compared with baselines."""
+"""A forecasting model for a table of numbers: batch norm, LSTM, linear layer; it competes with other methods."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import functools
-import io
-import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
-
-import retrograd as rg
 
 from .. import graph, nn
 from ..distributed import DataParallel, Group, Shard, synchronize
-from ..nn.program import Programs
 from .baselines import FORECASTS, LinearFit, fit_linear, naive, nonzero, relative_error, seasonal_naive
 from .chart import Band, Chart, Line
-from .files import check_room, load_weights, opened_model
+from .contest import CHOSEN, LEARNED, Rolling, by_library, jobs, rolling_origins
+from .forecaster import KIND, USES, Forecast, Forecaster, Plan, SeriesModel, SeriesSettings, forecast, load_series_model
+from .progress import Progress
 from .report import Block, Prose, Section
-from .scores import Scores, Verdict
+from .scores import NAMES, Choice, Scores, Verdict, scale
 from .season import find_season
-from .settings import InputError, Settings, option
-from .table import Table, counted, read_table
+from .settings import InputError
+from .table import Table, read_table
 from .task import Array, Outcome, Task, check_shards, new_optimizer, steps_between_validations
-from .windows import Windows, chunks, spread
+from .windows import Windows, spread
+from .words import counted, listed
 
 __all__ = [
     "USES",
@@ -48,345 +42,6 @@ _MOST_TESTED: Final = 20_000
 _MOST_CHARTS: Final = 4  # targets that get charts
 _FEWEST_WINDOWS: Final = 4  # to train on
 _BAND: Final = (0.1, 0.9)  # quantiles of the errors
-#: The names of the forecasts, by the value of --use.
-USES: Final = {"model": "model", "linear": "linear", "seasonal": "seasonal naive", "naive": "naive"}
-
-
-@dataclass(frozen=True)
-class SeriesSettings(Settings):
-    """Settings of a forecasting model."""
-
-    target: str | None = option(
-        None,
-        "column to forecast, or several separated by commas (default: the last numeric column)",
-        metavar="NAMES",
-    )
-    window: int | None = option(None, "input rows of a forecast (default: two seasons, at least 24)", minimum=1)
-    horizon: int | None = option(None, "rows to forecast (default: one season, or 12; at most 48)", minimum=1)
-    season: int | None = option(None, "rows per season, 1 for none (default: detected in the training part)", minimum=1)
-    reference: str = option(
-        "auto",
-        "the baseline that the model corrects: the last value, the value one season earlier, ridge regression from "
-        "the window, or (auto) the best of these on the validation part",
-        choices=("auto", "last", "season", "linear"),
-    )
-    gaps: str = option("refuse", "how to handle missing values", choices=("refuse", "interpolate"))
-    hidden: int = option(64, "hidden size of the LSTM", minimum=1, maximum=65536)
-    layers: int = option(1, "LSTM layers", minimum=1, maximum=64)
-    dropout: float = option(0.0, "dropout rate between layers and after the LSTM", minimum=0, maximum=0.99)
-    batch: int = option(32, "batch size: windows per step", minimum=1)
-    steps: int | None = option(None, "training steps (default: 200 to 1500, by rows and window)", minimum=1)
-    loss: str = option("huber", "training loss", choices=("huber", "mse"))
-    validation: float = option(0.15, "share of the rows used for validation", minimum=0.01, maximum=0.45)
-    test: float = option(0.15, "share of the rows, the last ones, used as the test set", minimum=0.01, maximum=0.45)
-
-    def least_weights(self) -> int:
-        return 4 * self.hidden * (1 + (2 * self.layers - 1) * self.hidden)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The columns, targets and sizes of a forecast. Saved with the model."""
-
-    columns: tuple[str, ...]
-    targets: tuple[str, ...]  # some of the columns
-    window: int
-    horizon: int
-    season: int  # rows; 1: none
-    reference: str  # "last", "season" or "linear"
-    lags: int  # input rows of the linear baseline; 0 if it was not saved
-    step: str  # time from row to row, as text
-    baselines: bool = False  # whether all baselines were saved; earlier releases did not save them
-
-    @property
-    def history(self) -> int:
-        """The number of rows that a forecast needs: the window, or a season if that is longer."""
-        return max(self.window, self.season)
-
-    def baseline_keys(self) -> list[str]:
-        """Return the available baselines, by their keys in `FORECASTS`."""
-        return [key for key in FORECASTS if key != "season" or self.season > 1]
-
-    def baseline_names(self) -> list[str]:
-        return [FORECASTS[key] for key in self.baseline_keys()]
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Plan:
-        plan = cls(**{**record, "columns": tuple(record["columns"]), "targets": tuple(record["targets"])})
-        sizes = (plan.window, plan.horizon, plan.season, plan.lags)
-        if not (
-            plan.targets
-            and set(plan.targets) <= set(plan.columns)
-            and all(isinstance(name, str) for name in (*plan.columns, plan.step))
-            and all(type(size) is int and size >= 0 for size in sizes)
-            and type(plan.baselines) is bool
-            and (plan.lags > 0 or not plan.baselines)
-            and plan.lags <= plan.window
-            and min(sizes[:3]) >= 1
-            and plan.reference in FORECASTS
-        ):
-            raise ValueError(f"its plan is {plan}")
-        return plan
-
-
-class SeriesModel(nn.Module):
-    """From windows ``[T, N, columns]`` to ``[N, horizon * targets]``: batch norm, LSTM, linear from the final state.
-
-    The outputs are differences from a reference forecast. The linear layer starts as 0, so that an untrained model
-    forecasts exactly the reference. Buffers hold values from the training part: `center` and `factor` of each column,
-    `unit` of each target, `slope` and `start` of the linear baseline. From the validation part they hold the prediction
-    interval of the model, `low` and `high`, and with `baselines` the forecasts of the baselines.
-    """
-
-    center: nn.Buffer
-    factor: nn.Buffer
-    unit: nn.Buffer
-    slope: nn.Buffer
-    start: nn.Buffer
-    low: nn.Buffer
-    high: nn.Buffer
-    baseline_low: nn.Buffer
-    baseline_high: nn.Buffer
-
-    def __init__(
-        self,
-        columns: int,
-        horizon: int,
-        targets: int,
-        *,
-        lags: int = 0,
-        baselines: int = 0,
-        hidden: int = 64,
-        layers: int = 1,
-        dropout: float = 0.0,
-        dtype: npt.DTypeLike = np.float32,
-        rng: np.random.Generator | int | None = None,
-    ) -> None:
-        rng = np.random.default_rng(rng)
-        # Columns are already scaled, so the running statistics start close to the true ones and can change slowly.
-        self.norm = nn.BatchNorm(columns, channel_axis=-1, update=rg.RunningUpdate.keras(0.99), dtype=dtype)
-        between = dropout if layers > 1 else 0.0
-        self.lstm = nn.LSTM(columns, hidden, layers=layers, dropout=between, dtype=dtype, rng=rng)
-        self.dropout = nn.Dropout(dropout, rng=rng)
-        self.head = nn.Linear(hidden, horizon * targets, dtype=dtype, rng=rng)
-        self.head.w[...] = 0
-        self.head.b[...] = 0
-        self.center = nn.Buffer(np.zeros(columns))
-        self.factor = nn.Buffer(np.ones(columns))
-        self.unit = nn.Buffer(np.ones(targets))
-        self.slope = nn.Buffer(np.zeros((horizon * targets, lags * columns)))
-        self.start = nn.Buffer(np.zeros(horizon * targets))
-        self.low = nn.Buffer(np.zeros((horizon, targets)))
-        self.high = nn.Buffer(np.zeros((horizon, targets)))
-        if baselines:
-            self.baseline_low = nn.Buffer(np.zeros((baselines, horizon, targets)))
-            self.baseline_high = nn.Buffer(np.zeros((baselines, horizon, targets)))
-
-    @classmethod
-    def of(cls, plan: Plan, settings: SeriesSettings) -> SeriesModel:
-        return cls(
-            len(plan.columns),
-            plan.horizon,
-            len(plan.targets),
-            lags=plan.lags,
-            baselines=len(plan.baseline_keys()) if plan.baselines else 0,
-            hidden=settings.hidden,
-            layers=settings.layers,
-            dropout=settings.dropout,
-            rng=settings.seed,
-        )
-
-    def forward(self, x: nn.Tensor) -> nn.Tensor:
-        _, state = self.lstm.run(self.norm(x))
-        y: nn.Tensor = self.head(self.dropout(state.h[-1]))
-        return y
-
-
-# ---- the trained model -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Forecaster:
-    """A model with everything needed to forecast."""
-
-    model: SeriesModel
-    plan: Plan
-    settings: SeriesSettings
-    verdict: Verdict | None = None  # None before the run has ended, and for models of earlier releases
-
-    @functools.cached_property
-    def _predict(self) -> Programs:
-        return Programs(self.model, [self.model], training=False, num_threads=self.settings.threads)
-
-    def windows(self, columns: Mapping[str, Array]) -> Windows:
-        plan, model = self.plan, self.model
-        return Windows(
-            columns,
-            plan.columns,
-            plan.targets,
-            window=plan.window,
-            horizon=plan.horizon,
-            season=plan.season,
-            center=model.center.value,
-            factor=model.factor.value,
-        )
-
-    def baseline(self, key: str, windows: Windows, origins: Array) -> Array:
-        """Return the forecast of a baseline, by its key in `FORECASTS`, ``[N, horizon, targets]``."""
-        if key == "linear":
-            slope, start = self.model.slope.value, self.model.start.value
-            return LinearFit(slope, start, 0.0, self.plan.lags).forecast(windows, origins)
-        return (seasonal_naive if key == "season" else naive)(windows, origins)
-
-    def reference(self, windows: Windows, origins: Array) -> Array:
-        """Return the reference forecast, to which the model's outputs are added, ``[N, horizon, targets]``."""
-        return self.baseline(self.plan.reference, windows, origins)
-
-    def by(self, name: str, windows: Windows, origins: Array) -> tuple[Array, Array, Array]:
-        """Return the forecast of the model or a baseline, by its name in `USES`, and its interval: low and high."""
-        if name == "model":
-            predicted = self.forecast(windows, origins)
-            return predicted, predicted + self.model.low.value, predicted + self.model.high.value
-        index = self.plan.baseline_names().index(name)
-        predicted = self.baseline(self.plan.baseline_keys()[index], windows, origins)
-        low, high = (bound.value[index] for bound in (self.model.baseline_low, self.model.baseline_high))
-        return predicted, predicted + low, predicted + high
-
-    def choose(self, use: str | None) -> tuple[str, str]:
-        """Return the name of the forecast to use, as in `USES`, and why: --use, or the winner on the test set."""
-        if use is None:
-            if self.verdict is None:
-                return "model", "no comparison with the baselines was saved with it"
-            return self.verdict.winner, "the smallest error on the test set; --use chooses another"
-        name = USES[use]
-        if name != "model" and not self.plan.baselines:
-            raise InputError(
-                f"--use {use}: the model was saved without its baselines; train it again with this release"
-            )
-        if name == "seasonal naive" and self.plan.season < 2:
-            raise InputError("--use seasonal: the model was trained without a season (--season)")
-        return name, f"--use {use}"
-
-    def outputs(self, windows: Windows, origins: Array) -> Array:
-        """Return the targets of the training loss, ``[N, horizon * targets]``."""
-        differences = (windows.truth(origins) - self.reference(windows, origins)) / self.model.unit.value
-        return differences.reshape(len(origins), -1).astype(np.float32)
-
-    def forecast(self, windows: Windows, origins: Array) -> Array:
-        """Return the model's forecast, ``[N, horizon, targets]``, in the units of the targets."""
-        outputs = np.concatenate([self._predict(windows.inputs(part)) for part in chunks(origins)])
-        reference = self.reference(windows, origins)
-        return reference + outputs.astype(np.float64).reshape(reference.shape) * self.model.unit.value
-
-
-def load_series_model(path: str | os.PathLike[str]) -> Forecaster:
-    """Load a model from a run directory or a model file."""
-    with opened_model(path, SeriesTask.kind) as (file, metadata):
-        plan = Plan.from_record(metadata["description"]["plan"])
-        settings = SeriesSettings.from_record(metadata["settings"])
-        inputs, outputs = len(plan.columns), plan.horizon * len(plan.targets)
-        ends = 4 * settings.hidden * inputs + outputs * (settings.hidden + plan.lags * inputs)
-        check_room(file, settings.least_weights() + ends)
-        record = metadata.get("verdict")
-        verdict = None
-        if record is not None and plan.baselines:
-            verdict = Verdict.from_record(record, plan.baseline_names(), len(plan.targets))
-        model = SeriesModel.of(plan, settings)
-        load_weights(file, model)
-    return Forecaster(model.eval(), plan, settings, verdict)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """The rows that follow a table, with 80 % prediction intervals."""
-
-    by: str  # the model or a baseline, by its name in `USES`
-    why: str
-    time_column: str
-    times: list[str]
-    columns: dict[str, Array]  # by target, [horizon] each
-    low: dict[str, Array]
-    high: dict[str, Array]
-    notes: tuple[str, ...]
-    past_times: list[str]  # the last rows of the table, for the chart
-    past: dict[str, Array]
-
-    def csv_text(self) -> str:
-        """Return a header, and a row for each time: the forecast and its interval for each target."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(
-            [self.time_column, *(c for name in self.columns for c in (name, f"{name}_low", f"{name}_high"))]
-        )
-        parts = [part[name] for name in self.columns for part in (self.columns, self.low, self.high)]
-        for time, *numbers in zip(self.times, *parts, strict=True):
-            writer.writerow([time, *(f"{number:.9g}" for number in numbers)])
-        return text.getvalue()
-
-    def chart(self, target: str | None = None) -> Chart:
-        """Return a chart of a target's last values and its forecast; by default of the first target."""
-        name = next(iter(self.columns)) if target is None else target
-        now = len(self.past_times) - 1
-        ahead = range(now, now + len(self.times) + 1)
-        values, low, high = (np.append(self.past[name][-1], part[name]) for part in (self.columns, self.low, self.high))
-        return Chart(
-            f"Forecast of {name}",
-            self.time_column,
-            name,
-            [Line("past", range(now + 1), self.past[name]), Line(self.by, ahead, values)],
-            [Band("80 % interval", ahead, low, high, line=1)],
-            x_ticks=_ticks(self.past_times + self.times),
-        )
-
-
-def _ticks(labels: Sequence[str]) -> list[tuple[float, str]]:
-    """Return about five of the labels, evenly spaced, with their positions."""
-    return [(float(at), labels[at]) for at in range(0, len(labels), max(1, math.ceil(len(labels) / 5)))]
-
-
-def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Forecast:
-    """Forecast the rows after the end of a table that has the columns of the training data.
-
-    `use` is a key of `USES`: the model or a baseline. None is the one with the smallest error on the test set.
-    """
-    plan, (by, why) = forecaster.plan, forecaster.choose(use)
-    missing = [name for name in plan.columns if name not in table.columns]
-    if missing:
-        raise InputError(
-            f"{table.name} has no {_named('column', missing)} of numbers, but the model was trained with "
-            f"{'it' if len(missing) == 1 else 'them'}; it has {_listed(table.columns)}"
-        )
-    if table.rows < plan.history:
-        raise InputError(f"{table.name} has {table.rows} rows, but the model needs the last {plan.history}")
-    notes, used = list(table.notes), set(plan.columns)
-    unused = [name for name in table.columns if name not in used]
-    if unused:
-        notes.append(f"The model does not use {_named('column', unused)}.")
-    if str(table.times.step) != plan.step:
-        notes.append(f"The time step is {table.times.step}, but it was {plan.step} in training.")
-    # A forecast reads only the last rows, so the others need not be scaled.
-    shown = max(plan.history, 3 * plan.horizon)
-    recent = {name: table.columns[name][-shown:] for name in plan.columns}
-    windows = forecaster.windows(recent)
-    values, low, high = (part[0] for part in forecaster.by(by, windows, np.array([len(windows.targets) - 1])))
-    rows = range(max(-table.rows, -3 * plan.horizon), 0)
-
-    def by_target(numbers: Array) -> dict[str, Array]:
-        return dict(zip(plan.targets, numbers.T, strict=True))
-
-    return Forecast(
-        by,
-        why,
-        table.times.column,
-        table.times.after(plan.horizon),
-        by_target(values),
-        by_target(low),
-        by_target(high),
-        tuple(notes),
-        [table.times.label(row) for row in rows],
-        {name: table.columns[name][rows.start :] for name in plan.targets},
-    )
-
 
 # ---- the task --------------------------------------------------------------------------------------------------------
 
@@ -394,7 +49,7 @@ def forecast(forecaster: Forecaster, table: Table, use: str | None = None) -> Fo
 class SeriesTask(Task):
     """Train a forecasting model on a CSV file. The rows are split by time: training, validation, test."""
 
-    kind: ClassVar[str] = "series"
+    kind: ClassVar[str] = KIND
     items = "windows"
     settings: SeriesSettings
     model: SeriesModel
@@ -402,7 +57,7 @@ class SeriesTask(Task):
     def __init__(self, settings: SeriesSettings, file: str | os.PathLike[str], group: Group | None = None) -> None:
         self.settings, self.group = settings, group or self.group
         self.measure = "relative error"
-        self._table = table = read_table(file, gaps=settings.gaps)
+        self._table = table = read_table(file, gaps=settings.gaps, decimal=settings.decimal, time=settings.time)
         self._notes = list(table.notes)
         targets = _targets(settings.target, table)
         self._parts = self._part()
@@ -424,22 +79,28 @@ class SeriesTask(Task):
         names = tuple(table.columns)
         values = np.stack([table.columns[name][:first] for name in names], axis=1)
         center, factor = self._scaling(names, targets, values)
-        windows = Windows(
-            table.columns,
-            names,
-            targets,
-            window=window,
-            horizon=horizon,
-            season=season,
-            center=center,
-            factor=factor,
-        )
-        self._windows = windows
         self._validated = spread(self._origins[1], _MOST_VALIDATED)
-        self._linear = fit_linear(windows, self._origins[0], self._validated)
+        tried: list[tuple[float, int, str, Windows, LinearFit]] = []
+        for inputs in ("scaled", "differenced") if settings.inputs == "auto" else (settings.inputs,):
+            windows = Windows(
+                table.columns,
+                names,
+                targets,
+                window=window,
+                horizon=horizon,
+                season=season,
+                center=center,
+                factor=factor,
+                differenced=inputs == "differenced",
+            )
+            fit = fit_linear(windows, self._origins[0], self._validated)
+            error = relative_error(fit.forecast(windows, self._validated), windows, self._validated)
+            tried.append((error, len(tried), inputs, windows, fit))
+        _, _, inputs, windows, self._linear = min(tried, key=lambda one: one[:2])
+        self._windows = windows
         reference = self._choose_reference()
         step, lags = str(table.times.step), self._linear.lags
-        self._plan = Plan(names, targets, window, horizon, season, reference, lags, step, baselines=True)
+        self._plan = Plan(names, targets, window, horizon, season, reference, lags, step, True, inputs)
         self.model = model = SeriesModel.of(self._plan, settings)
         self._forecaster = Forecaster(model, self._plan, settings)
         model.center[...], model.factor[...] = center, factor
@@ -531,7 +192,11 @@ class SeriesTask(Task):
         if self._order is None or self._order[0] != epoch:
             self._order = epoch, np.random.default_rng([self.settings.seed, epoch]).permutation(self._origins[0])
         origins = self._order[1][batch * self._batch : (batch + 1) * self._batch]
-        own = origins[self.group.rank_part(len(origins))]
+        return self._learn(self.parallel, self.group, origins), len(origins)
+
+    def _learn(self, parallel: DataParallel[SeriesModel], group: Group, origins: Array) -> float:
+        """Take a step on the windows of these origins. Return the error relative to the naive forecast's."""
+        own = origins[group.rank_part(len(origins))]
         x, outputs = self._windows.inputs(own), self._forecaster.outputs(self._windows, own)
 
         def work(shard: Shard[SeriesModel]) -> float:
@@ -540,14 +205,15 @@ class SeriesTask(Task):
             error: float = metrics["error"]
             return share * error
 
-        return sum(self.parallel.run(work)), len(origins)
+        return sum(parallel.run(work))
 
     def _new_parallel(self) -> DataParallel[SeriesModel]:
+        return self._parallel_of(self.model, self.group, self.optimizer)
+
+    def _parallel_of(self, model: SeriesModel, group: Group, optimizer: nn.Optimizer) -> DataParallel[SeriesModel]:
         loss = nn.MeanSquaredError() if self.settings.loss == "mse" else nn.Huber()
         metrics = {"error": self._error}
-        return DataParallel(
-            self.model, self.group, loss, self.optimizer, metrics=metrics, num_threads=self.settings.threads
-        )
+        return DataParallel(model, group, loss, optimizer, metrics=metrics, num_threads=self.settings.threads)
 
     def _error(self, y: nn.Tensor, wanted: nn.Tensor) -> nn.Tensor:
         """The error of a batch relative to the naive forecast's."""
@@ -602,77 +268,169 @@ class SeriesTask(Task):
             *(("note", note) for note in self._notes),
         ]
 
-    def _score(self) -> Scores:
-        windows, origins = self._windows, spread(self._origins[2], _MOST_TESTED)
-        predicted = {"model": self._forecaster.forecast(windows, origins)}
-        for key in self._plan.baseline_keys():
-            predicted[FORECASTS[key]] = self._forecaster.baseline(key, windows, origins)
-        return Scores(origins, windows.truth(origins), predicted)
-
     def outcome(self) -> Outcome:
-        scores = self._score()
-        verdict = scores.verdict()
-        # Whether the model beats the best baseline, and by how much.
-        return Outcome([Prose(str(verdict))], self._sections(scores, verdict), dataclasses.asdict(verdict))
+        rollings = self._compare()
+        first, middle, _ = self._parts
+        start, plan = first + middle, self._plan
+        choices, scores = {}, {}
+        for name, rolling in rollings.items():
+            values, tested = self._table.columns[name], rolling.origins >= start
+            chosen = rolling.chosen()
+            bands = {CHOSEN: rolling.band(chosen, self._table.rows)}
+            predicted = {CHOSEN: chosen[tested]}
+            for key in USES:
+                if key in rolling.predicted and np.isfinite(rolling.predicted[key][tested]).all():
+                    predicted[key] = rolling.predicted[key][tested]
+                    bands[key] = rolling.band(rolling.predicted[key], self._table.rows)
+            scores[name] = Scores(rolling.truth[tested], predicted, scale(values[:start], plan.season))
+            inside = [
+                np.abs(chosen[at] - rolling.truth[at]) <= rolling.band(chosen, int(rolling.origins[at]))
+                for at in np.flatnonzero(tested)
+            ]
+            choices[name] = Choice(
+                rolling.weights(self._table.rows),
+                {key: scores[name].mase(key) for key in predicted},
+                {key: [float(width) for width in widths] for key, widths in bands.items()},
+                float(np.mean(inside)),
+            )
+        verdict = Verdict(choices, len(next(iter(scores.values())).truth))
+        self._refit({key for choice in choices.values() for key in choice.weights})
+        following = forecast(dataclasses.replace(self._forecaster, verdict=verdict), self._table)
+        charts = [following.chart(name) for name in plan.targets[:_MOST_CHARTS]]
+        headline: list[Block] = [Prose(str(verdict)), *charts]
+        return Outcome(headline, self._sections(rollings, scores, verdict), verdict.record())
 
-    def _sections(self, scores: Scores, verdict: Verdict) -> list[Section]:
-        plan = self._plan
-        times, origins = self._table.times, scores.origins
-        first, last = times.label(int(origins[0]) + 1), times.label(int(origins[-1]) + plan.horizon)
-        seasonal = f", the seasonal one the values {plan.season} rows earlier" if plan.season > 1 else ""
+    def _compare(self) -> dict[str, Rolling]:
+        """Return the forecasts of all methods from rolling origins, by target."""
+        plan, table = self._plan, self._table
+        first, middle, last = self._parts
+        origins = np.array(rolling_origins(table.rows, plan.horizon, plan.season, middle, last))
+        if not len(origins):
+            origins = np.array([table.rows - plan.horizon])
+        # The network has seen the rows of the training part.
+        heard = (origins >= first) & (origins >= plan.history)
+        learned = {}
+        if heard.any():
+            at = origins[heard] - 1
+            learned["linear"] = self._forecaster.baseline("linear", self._windows, at)
+            learned["network"] = self._forecaster.forecast(self._windows, at)
+            # A network that has learned nothing is what it corrects, which is compared anyway.
+            if np.array_equal(learned["network"], self._forecaster.reference(self._windows, at)):
+                del learned["network"]
+        work = list(jobs(origins.tolist(), plan.season))
+        found, done = {}, 0
+        with Progress() as progress:
+            progress.begin(0, len(work) * len(plan.targets))
+            for index, name in enumerate(plan.targets):
+                values = table.columns[name]
+                truth = values[origins[:, None] + np.arange(plan.horizon)]
+                found[name] = rolling = Rolling(origins, truth)
+                for key, predicted in learned.items():
+                    rolling.predicted[key] = np.full(truth.shape, np.nan)
+                    rolling.predicted[key][heard] = predicted[:, :, index]
+                for key, origin in work:
+                    rows = rolling.predicted.setdefault(key, np.full(truth.shape, np.nan))
+                    rows[origins == origin] = by_library(key, values[:origin], plan.season, plan.horizon)
+                    done += 1
+                    progress.step(done, [NAMES[key], name])
+        return found
+
+    def _refit(self, used: set[str]) -> None:
+        """Fit to all rows what is learned and in use: the linear baseline, the network for as many steps as were best.
+
+        With a time limit there is no second training.
+        """
+        settings, plan = self.settings, self._plan
+        if not used & set(LEARNED):
+            return
+        if settings.time_limit is not None:
+            self._notes.append("With --time-limit the network is not trained again on all rows.")
+            return
+        origins = np.arange(plan.history - 1, self._table.rows - plan.horizon)
+        if "linear" in used or plan.reference == "linear":
+            fit = fit_linear(self._windows, origins, self._validated)
+            self.model.slope[...], self.model.start[...] = fit.slope, fit.start
+        if self.best_step == 0 or not ("network" in used or plan.reference == "linear"):
+            return
+        model = SeriesModel.of(plan, settings)
+        for name, value in self.model.buffers().items():
+            if not name.startswith(("norm.", "lstm.", "dropout.")):
+                model.buffers()[name].value[...] = value.value
+        optimizer = new_optimizer(model, settings, self.steps)
+        group = Group(self.group.shards)  # of this process alone, with the same bits
+        parallel = self._parallel_of(model, group, optimizer)
+        windows = max(1, len(origins) // self._batch)
+        with Progress() as progress:
+            progress.begin(0, self.best_step)
+            for step in range(self.best_step):
+                epoch, batch = divmod(step, windows)
+                if batch == 0:
+                    order = np.random.default_rng([settings.seed, epoch]).permutation(origins)
+                own = order[batch * self._batch : (batch + 1) * self._batch]
+                self._learn(parallel, group, own)
+                progress.step(step + 1, ["the network again, on all rows"])
+        self.model.load_state_dict(model.state_dict())
+
+    def _sections(self, rollings: dict[str, Rolling], scores: dict[str, Scores], verdict: Verdict) -> list[Section]:
+        plan, times = self._plan, self._table.times
+        rolling = next(iter(rollings.values()))
+        tested = rolling.origins[rolling.origins >= sum(self._parts[:2])]
+        first, last = times.label(int(tested[0])), times.label(int(tested[-1]) + plan.horizon - 1)
         what = (
-            f"{counted(len(origins), 'forecast')} of {counted(plan.horizon, 'row')} each, from {first} to {last}: rows "
-            "that were used neither for training nor for validation. MAE is the mean absolute error over all horizons, "
-            "RMSE the root mean squared error, in the units of the target. The naive forecast repeats the last value"
-            f"{seasonal}; the linear one is ridge regression from the window. The relative error during training is "
-            "MAE / naive MAE: below 1 is better than repeating the last value."
+            f"{counted(len(tested), 'forecast')} of {counted(plan.horizon, 'row')} each, from {first} to {last}: rows "
+            "that were not used for training. The methods of statsforecast are fitted to all rows before a forecast, "
+            "the network and the linear baseline (ridge regression from the window) only to the training part. What is "
+            "chosen weighs them by their errors in the forecasts before it. MAE is the mean absolute error, RMSE the "
+            "root mean squared error, in the units of the target; MASE is MAE relative to the mean difference "
+            f"{'from row to row' if plan.season == 1 else f'to the value {plan.season} rows earlier'} before the test."
         )
         blocks: list[Block] = [Prose(what)]
-        for target, name in enumerate(plan.targets):
-            blocks.append(scores.table(target, f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
-        inside = (scores.predicted["model"] + self.model.low.value <= scores.truth) & (
-            scores.truth <= scores.predicted["model"] + self.model.high.value
-        )
+        for name in plan.targets:
+            blocks.append(scores[name].table(f"forecast of {name}" if len(plan.targets) > 1 else "forecast"))
+        inside = np.nanmean([choice.inside for choice in verdict.targets.values()])
         blocks.append(
             Prose(
-                f"The 80 % prediction interval of the model comes from its errors on the validation part. On the test "
-                f"set it contains {100 * inside.mean():.0f} % of the values."
+                "The 80 % band has for each step its own width, from the errors of earlier forecasts. In the test set "
+                f"the bands held {100 * inside:.0f} % of the values."
             )
         )
-        by_horizon, held_out, ahead = [], [], []
-        following = forecast(dataclasses.replace(self._forecaster, verdict=verdict), self._table)
-        for at, name in enumerate(plan.targets[:_MOST_CHARTS]):
-            by_horizon.append(scores.horizon_chart(at, name))
-            held_out.append(self._held_out_chart(at, name))
-            ahead.append(following.chart(name))
-        sections = [Section("Test set", [*blocks, *held_out]), Section("Beyond the data", ahead)]
-        if plan.horizon > 1:
-            sections.insert(1, Section("Error by horizon", by_horizon))
+        if len(plan.targets) > 1:
+            blocks.append(Prose("\n\n".join(f"{name}: {choice}." for name, choice in verdict.targets.items())))
         if len(plan.targets) > _MOST_CHARTS:
-            sections[-1] = Section(
-                "Beyond the data", [*ahead, Prose(f"Charts show the first {_MOST_CHARTS} targets only.")]
-            )
+            blocks.append(Prose(f"Charts show the first {_MOST_CHARTS} targets only."))
+        shown = plan.targets[:_MOST_CHARTS]
+        sections = [Section("Test set", [*blocks, *(self._held_out_chart(name, rollings[name]) for name in shown)])]
+        if plan.horizon > 1:
+            sections.append(Section("Error by horizon", [scores[name].horizon_chart(name) for name in shown]))
         return sections
 
-    def _held_out_chart(self, at: int, name: str) -> Chart:
-        """Return a chart of the last consecutive forecasts of a target, by index, and the true values."""
+    def _held_out_chart(self, name: str, rolling: Rolling) -> Chart:
+        """Return a chart of the last forecasts in the test set that do not overlap, and the true values."""
         plan, times = self._plan, self._table.times
-        count = max(1, min(len(self._origins[2]) // plan.horizon + 1, 240 // plan.horizon))
-        lowest = int(self._origins[2][0])
-        origins = self._origins[2][-1] - plan.horizon * np.arange(count)[::-1]
-        origins = origins[origins >= lowest]
-        predicted = self._forecaster.forecast(self._windows, origins)[:, :, at]
-        rows = np.arange(origins[0] + 1, origins[-1] + plan.horizon + 1)
-        labels = [times.label(int(row)) for row in rows]
-        ticks = [(place + float(rows[0]), label) for place, label in _ticks(labels)]
-        low, high = (predicted + width.value[:, at] for width in (self.model.low, self.model.high))
+        chosen, start = rolling.chosen(), sum(self._parts[:2])
+        picked: list[int] = []
+        for at in range(len(rolling.origins) - 1, -1, -1):
+            origin = int(rolling.origins[at])
+            if origin >= start and (not picked or origin + plan.horizon <= rolling.origins[picked[-1]]):
+                picked.append(at)
+        picked.reverse()
+        rows = np.concatenate([rolling.origins[at] + np.arange(plan.horizon) for at in picked])
+        widths = np.concatenate([rolling.band(chosen, int(rolling.origins[at])) for at in picked])
+        predicted = np.concatenate([chosen[at] for at in picked])
+        every = np.arange(rows[0], rows[-1] + 1)
+        gaps = np.full(len(every), np.nan)  # between forecasts that do not touch
+        shown, low, high = gaps.copy(), gaps.copy(), gaps.copy()
+        at = rows - rows[0]
+        shown[at], low[at], high[at] = predicted, predicted - widths, predicted + widths
         return Chart(
             f"{name}: forecasts of the test set, {counted(plan.horizon, 'row')} each",
             times.column,
             name,
-            [Line("true values", rows, self._windows.targets[rows, at]), Line("model", rows, predicted.ravel())],
-            [Band("80 % interval", rows, low.ravel(), high.ravel(), line=1)],
-            x_ticks=ticks,
+            [
+                Line("true values", times.values[every], self._table.columns[name][every]),
+                Line("forecast", times.values[every], shown),
+            ],
+            [Band("80 % band", times.values[every], low, high, line=1)],
         )
 
 
@@ -693,17 +451,8 @@ def _targets(text: str | None, table: Table) -> tuple[str, ...]:
         if name == table.times.column and name not in names:
             raise InputError(f"--target: column {name!r} of {table.name} is the time column, and cannot be forecast")
         if name not in names:
-            raise InputError(f"--target: {table.name} has no column of numbers {name!r}; it has {_listed(names)}")
+            raise InputError(f"--target: {table.name} has no column of numbers {name!r}; it has {listed(names)}")
         if name in seen:
             raise InputError(f"--target: {name!r} is given twice")
         seen.add(name)
     return tuple(wanted)
-
-
-def _listed(names: Mapping[str, Any] | Sequence[str]) -> str:
-    shown = [repr(name) for name in names]
-    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more" if len(shown) > 20 else "")
-
-
-def _named(what: str, names: Sequence[str]) -> str:
-    return f"{what} {_listed(names)}" if len(names) == 1 else f"{what}s {_listed(names)}"

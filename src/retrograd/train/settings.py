@@ -47,11 +47,12 @@ class Settings:
 
     # Settings that do not affect the results; they may change when a run is resumed.
     RESUMABLE: ClassVar = frozenset({"threads", "time_limit", "checkpoint_every"})
-    # Patience may change too: it only decides when the run ends.
-    CHANGEABLE: ClassVar = RESUMABLE | {"patience"}
+    # These may change too: patience only decides when the run ends, and a run may get more steps than were planned.
+    CHANGEABLE: ClassVar = RESUMABLE | {"patience", "steps"}
     # Values of settings that checkpoints of earlier releases lack.
     EARLIER: ClassVar = {"validate_every": None, "patience": None, "shards": 1}
 
+    steps: int | None = option(None, "training steps", minimum=1, maximum=2**53)
     optimizer: str = option("adamw", "optimizer", choices=("sgd", "adam", "adamw", "rmsprop"))
     learning_rate: float = option(3e-3, "peak learning rate", minimum=0)
     schedule: str = option(
@@ -59,14 +60,18 @@ class Settings:
         "learning rate after the warm-up: cosine decay to a tenth, or constant",
         choices=("cosine", "constant"),
     )
-    warm_up: int = option(100, "warm-up steps of the learning rate", minimum=0)
+    warm_up: int | None = option(
+        None, "warm-up steps of the learning rate (default: a tenth of all steps, at most 100)", minimum=0
+    )
     weight_decay: float = option(0.01, "decoupled weight decay (adamw), or L2 regularization (others)", minimum=0)
     momentum: float = option(0.9, "momentum of sgd", minimum=0, maximum=1)
     maximum_norm: float | None = option(1.0, "clip the global gradient norm to this, or none", minimum=1e-9)
     validate_every: int | None = option(
         None, "steps between validations (default: a twentieth of all steps)", minimum=1
     )
-    patience: int | None = option(5, "early stopping: validations in a row without improvement, or none", minimum=1)
+    patience: int | None = option(
+        5, "early stopping: validations in a row without improvement, after the warm-up, or none", minimum=1
+    )
     seed: int = option(0, "seed of initial weights, dropout and shuffling", minimum=0, maximum=2**63 - 1)
     shards: int | None = option(
         None,
@@ -77,9 +82,13 @@ class Settings:
     )
     threads: int | None = option(None, "threads (default: as printed by retrograd info)", minimum=1, maximum=4096)
     time_limit: float | None = option(
-        None, "stop after this time: 90, 90s, 10m or 2h; --resume continues", minimum=0, metavar="TIME"
+        None,
+        "train for at most this time: 90s, 10m or 2h. Without --steps, the run is planned to end within it; with "
+        "--steps, it stops there, and --resume continues",
+        minimum=0,
+        metavar="TIME",
     )
-    checkpoint_every: float = option(60.0, "time between checkpoints: 90, 90s, 10m or 2h", minimum=0, metavar="TIME")
+    checkpoint_every: float = option(60.0, "time between checkpoints: 90s, 10m or 2h", minimum=0, metavar="TIME")
 
     @classmethod
     def options(cls) -> Iterator[tuple[str, Any, bool, Any, _Limits]]:
@@ -99,7 +108,7 @@ class Settings:
         specific, general = parser.add_argument_group("data and model"), parser.add_argument_group("training")
         for name, kind, optional, default, limits in cls.options():
             group = general if name in common else specific
-            unless = "" if default is None else f" (default: {shown(default)})"
+            unless = "" if default is None else f" (default: {shown(default)}{'s' * (limits.metavar == 'TIME')})"
             metavar = limits.metavar or (None if limits.choices else {int: "N", float: "X", str: "TEXT"}[kind])
             group.add_argument(
                 "--" + name.replace("_", "-"),
@@ -162,6 +171,8 @@ def _reader(kind: type, optional: bool, limits: _Limits) -> Any:
             value = _seconds(text) if limits.metavar == "TIME" else kind(text)
         except ValueError:
             what = {int: "a whole number", float: "a number"}[kind]
+            if limits.metavar == "TIME":
+                what = "a time, such as 90s, 10m or 2h"
             raise argparse.ArgumentTypeError(f"{text!r} is not {what}") from None
         if kind is not str and not _within(value, limits):
             bounds = f"from {limits.minimum:g} to {limits.maximum:g}"

@@ -1,146 +1,49 @@
-"""Read tables of numbers over time from CSV files. Errors name the line and the column."""
+"""Read tables of numbers over time: CSV files, Excel sheets and Parquet files. Errors name the line and the column."""
 
 from __future__ import annotations
 
 import csv
-import functools
 import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from .dates import TIME_NAMES, Column, Step, Times, find_times, has_dates
 from .files import check_data
 from .settings import InputError
+from .words import counted, listed, some
 
-__all__ = ["Step", "Table", "Times", "counted", "read_table"]
+__all__ = ["Panel", "Step", "Table", "Times", "check_libraries", "read_data", "read_table"]
 
 Array = npt.NDArray[Any]
+Gaps = Literal["refuse", "interpolate"]
 
 _DELIMITERS: Final = (",", ";", "\t", "|")
-_GAPS: Final = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
-_NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_INFINITE: Final = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
-_THOUSANDS: Final = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
-_SHOWN: Final = 10  # entries of a list of faults
-_LARGEST: Final = 1e100  # so that sums of squares are finite
-
-# A numeric column with one of these names that grows by a constant is the time column.
-_INDEX_NAMES: Final = {
-    *(
-        "time",
-        "date",
-        "datetime",
-        "timestamp",
-        "ds",
-        "t",
-        "index",
-        "idx",
-        "unnamed: 0",
-        "row",
-        "number",
-        "no",
-        "id",
-        "n",
-    ),
-    *("step", "year", "month", "week", "day", "hour", "minute", "second"),
-}
-_DATES: Final = (
-    *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%m-%Y", "%d %b %Y", "%d-%b-%Y"),
-    *("%b %d, %Y", "%d.%m.%y", "%m/%d/%y", "%d/%m/%y", "%d-%b-%y"),
+_GAPS: Final = frozenset(
+    {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "–", "—", "..", "...", ".", "n.a.", "n.d."}
+    | {"nd", "n.v.", "missing", "(na)", "nat", "<na>", "#div/0!", "#value!", "#ref!"}
 )
-_CLOCKS: Final = (" %H:%M", " %H:%M:%S", " %H:%M:%S.%f", "T%H:%M", "T%H:%M:%S", "T%H:%M:%S.%f")
-_MONTHS: Final = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y")
-_QUARTERS: Final = {"%YQ%q": re.compile(r"(\d{4})Q([1-4])"), "%Y-Q%q": re.compile(r"(\d{4})-Q([1-4])")}
-_PATTERNS: Final = (*_DATES, *_MONTHS, *_QUARTERS, *(date + clock for date in _DATES for clock in _CLOCKS))
-_COMPACT: Final = "%Y%m%d"  # a date only in a column with one of the names above
-_ZONE: Final = re.compile(r"(.*\d:\d\d.*?)( ?(?:Z|UTC|[+-]\d\d:?\d\d))")
-
-_SECOND: Final = 1_000_000  # microseconds
-_DAY: Final = 86_400 * _SECOND
-_UNITS: Final = (("day", _DAY), ("hour", 3600 * _SECOND), ("minute", 60 * _SECOND), ("second", _SECOND))
-
-
-@dataclass(frozen=True)
-class Step:
-    """The time from one row to the next."""
-
-    unit: str  # "microseconds", "months", "business days", "index", "row"
-    count: float
-
-    def __str__(self) -> str:
-        if self.unit == "microseconds":
-            for name, size in _UNITS:
-                if self.count % size == 0:
-                    return counted(int(self.count // size), name)
-            return f"{self.count / _SECOND:g} seconds"
-        if self.unit == "months":
-            months = int(self.count)
-            return counted(months, "month") if months % 12 else counted(months // 12, "year")
-        return {"business days": "1 business day", "row": "1 row"}.get(self.unit, f"{self.count:g}")
-
-    def seasons(self) -> tuple[int, ...]:
-        """Return the likely seasons in rows: a minute, an hour, a day, a week, a year, shortest first."""
-        if self.unit == "months":
-            return (int(12 // self.count),) if 12 % self.count == 0 and self.count < 12 else ()
-        if self.unit == "business days":
-            return 5, 261
-        if self.unit != "microseconds":
-            return ()
-        spans = (60 * _SECOND, 3600 * _SECOND, _DAY, 7 * _DAY, 365.25 * _DAY)
-        return tuple(dict.fromkeys(rows for span in spans if (rows := round(span / self.count)) > 1))
-
-
-@dataclass(frozen=True)
-class Times:
-    """The times of the rows. Without a time column, rows are numbered from 1."""
-
-    column: str
-    values: Array  # datetime64[us], or numbers
-    step: Step
-    pattern: str = ""  # for strftime, with %q for the quarter; empty for numbers
-    zone: str = ""  # the time zone suffix of every time
-
-    def label(self, row: int) -> str:
-        """Return the time of a row in the format of the file; negative rows count from the end."""
-        return self._render(self.values[row])
-
-    def after(self, count: int) -> list[str]:
-        """Return the `count` times after the last row."""
-        return [self._render(value) for value in self._next(count)]
-
-    def _next(self, count: int) -> Any:
-        ahead, last = np.arange(1, count + 1), self.values[-1]
-        if self.step.unit == "months":
-            month, day = last.astype("datetime64[M]"), last.astype("datetime64[D]")
-            clock, months = last - day, month + ahead * int(self.step.count)
-            longest = (months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")
-            # If all rows are at the end of a month, so are the next ones.
-            ends = (day + 1).astype("datetime64[M]") != month and _all_ends(self.values)
-            days = longest if ends else np.minimum(longest, max(_days_of_month(self.values)) * np.timedelta64(1, "D"))
-            return months.astype("datetime64[D]") + days - np.timedelta64(1, "D") + clock
-        if self.step.unit == "business days":
-            day = last.astype("datetime64[D]")
-            return np.busday_offset(day, ahead) + (last - day)
-        if self.step.unit == "microseconds":
-            return last + ahead * np.timedelta64(int(self.step.count), "us")
-        return last + ahead * self.step.count
-
-    def _render(self, value: Any) -> str:
-        if not self.pattern:
-            return f"{value:.12g}"
-        moment: Any = value.astype("datetime64[us]").item()
-        if not isinstance(moment, datetime):  # outside of the years 1 to 9999 that datetime supports
-            return str(value.astype("datetime64[s]")) + self.zone
-        pattern = self.pattern.replace("%q", str((moment.month + 2) // 3))
-        # Not every C library pads years to four digits.
-        return moment.strftime(pattern.replace("%Y", f"{moment.year:04d}")) + self.zone
+_TOTALS: Final = re.compile(
+    r"(grand |sub)?totals?|sum|summe|gesamt|average|avg|mean|max(imum)?|min(imum)?|std|count", re.IGNORECASE
+)
+_COMMENTS: Final = ("#", "//", "%")
+_PLAIN: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_GROUPED: Final = re.compile(r"[+-]?[1-9]\d{0,2}([., ' ])\d{3}(\1\d{3})*", re.ASCII)
+_CURRENCY: Final = r"(?:[$€£¥₹]|US\$|USD|EUR|GBP|CHF|JPY)"
+_DECORATED: Final = re.compile(
+    rf"(?P<open>\()?(?P<sign>[+\-−–]?)\s*{_CURRENCY}?\s*(?P<inner>[+\-−]?)"
+    r"(?P<digits>\d[\d.,' \u00a0\u2009\u202f]*|[.,]\d+)(?P<power>[eE][+-]?\d+)?\s*"
+    rf"(?P<unit>{_CURRENCY}|%|‰|°?[A-Za-zµ°²³/]{{1,12}})?(?P<close>\))?"
+)
+_LARGEST: Final = 1e100  # so that sums of squares are finite
+_HINT: Final = "pip install 'retrograd[series]'"
 
 
 @dataclass(frozen=True)
@@ -158,54 +61,204 @@ class Table:
         return len(self.times.values)
 
 
-def read_table(path: str | os.PathLike[str], *, gaps: str = "refuse") -> Table:
-    """Read a CSV file. With `gaps` "interpolate", missing values are interpolated linearly."""
+@dataclass(frozen=True)
+class Panel:
+    """Many series of one long table, in the order of the file: a row for each series and time."""
+
+    name: str
+    id_column: str
+    target: str
+    series: dict[str, Array]  # float64 values by the series' name, oldest first, without gaps
+    times: dict[str, Times]
+    notes: tuple[str, ...]
+    digest: str
+
+    @property
+    def rows(self) -> int:
+        return sum(map(len, self.series.values()))
+
+
+def check_libraries() -> None:
+    """Refuse to go on without the libraries of the extra `series`."""
+    try:
+        import matplotlib
+        import pandas
+        import statsforecast
+    except ImportError as error:
+        raise InputError(f"series need pandas, matplotlib and statsforecast ({error}): {_HINT}") from None
+    del matplotlib, pandas, statsforecast
+
+
+def read_table(
+    path: str | os.PathLike[str], *, gaps: str = "refuse", decimal: str = "auto", time: str | None = None
+) -> Table:
+    """Read a table with a row for each time. With `gaps` "interpolate", missing values are interpolated linearly."""
+    found = read_data(path, gaps=gaps, decimal=decimal, time=time)
+    if isinstance(found, Panel):
+        raise InputError(
+            f"{found.name} has {counted(len(found.series), 'series')} (column {found.id_column!r}), not one"
+        )
+    return found
+
+
+def read_data(
+    path: str | os.PathLike[str],
+    *,
+    gaps: str = "refuse",
+    decimal: str = "auto",
+    time: str | None = None,
+    identity: str | None = None,
+    target: str | None = None,
+) -> Table | Panel:
+    """Read a table with a row for each time, or a long table with a row for each series and time (a panel).
+
+    `time`, `identity` and `target` are the names of columns. A table with a column `unique_id` is a panel, as is one
+    for which `identity` is given; its values are in the column `target`, by default `y`.
+    """
     name = os.fspath(path)
     check_data(path)
+    check_libraries()
+    notes: list[str] = []
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
-    text = _decode(name, content)
-    delimiter = _sniff(text)
-    cells, lines = _cells(name, text, delimiter)
-    mark = "." if delimiter == "," else _decimal_mark(cells)
-    names, cells, lines, notes = _take_header(name, cells, lines, mark)
-    if mark == "," and (example := _thousands(cells)):
-        notes.append(f"Commas are decimal marks, not thousands: {example!r} is read as {example.replace(',', '.')}.")
-    for row, line in zip(cells, lines, strict=True):
-        if len(row) != len(names):
-            raise InputError(f"{name}: line {line} has {counted(len(row), 'cell')}, but the first row has {len(names)}")
-    if len(cells) < 2:
-        what = "a header and no rows" if not cells else "1 row of data"
+    sheet = _read_sheet(name, content, notes)
+    digest = hashlib.sha256(content).hexdigest()
+    for what, wanted in (("--time", time), ("--id", identity)):
+        if wanted is not None and wanted not in sheet.names:
+            raise InputError(f"{what}: {name} has no column {wanted!r}; it has {listed(sheet.names)}")
+    if identity is None and "unique_id" in sheet.names:
+        identity = "unique_id"
+    if identity is None:
+        columns, times = _read_rows(name, sheet, gaps, decimal, time, notes)
+        return Table(name, columns, times, tuple(notes), digest)
+    target = target or ("y" if "y" in sheet.names else None)
+    if target is None or target not in sheet.names:
+        raise InputError(
+            f"{name} has {'no column y' if target is None else f'no column {target!r}'} with the values of the series; "
+            f"--target names it: {listed(sheet.names)}"
+        )
+    at = sheet.names.index(identity)
+    rows: dict[str, list[int]] = {}
+    for row, cells in enumerate(sheet.cells):
+        rows.setdefault(cells[at], []).append(row)
+    time = time or ("ds" if "ds" in sheet.names else None)
+    keep = [i for i, column in enumerate(sheet.names) if column != identity and column in (target, time)]
+    if time is None:
+        others = [column for column in sheet.names if column not in (identity, target)]
+        keep = [i for i, column in enumerate(sheet.names) if column == target or column in others]
+    values, all_times = {}, {}
+    for key, chosen in rows.items():
+        part = Sheet(
+            [sheet.names[i] for i in keep],
+            [[sheet.cells[row][i] for i in keep] for row in chosen],
+            [sheet.lines[row] for row in chosen],
+            sheet.delimiter,
+        )
+        own: list[str] = []
+        found, all_times[key] = _read_rows(name, part, gaps, decimal, time, own)
+        if target not in found:
+            raise InputError(f"{name}: column {target!r} of the series {key!r} has no numbers")
+        values[key] = found[target]
+        notes += (f"{key}: {note}" for note in own if note not in notes)
+    if len(notes) > 12:
+        notes[10:] = [f"... and {len(notes) - 10} more notes like these."]
+    return Panel(name, identity, target, values, all_times, tuple(notes), digest)
+
+
+def _read_rows(
+    name: str, sheet: Sheet, gaps: str, decimal: str, time: str | None, notes: list[str]
+) -> tuple[dict[str, Array], Times]:
+    """Return the columns of numbers and the times of rows."""
+    if len(sheet.cells) < 2:
+        what = "a header and no rows" if not sheet.cells else "1 row of data"
         raise InputError(f"{name} has {what}; a series needs at least 2")
-    texts = dict(zip(names, map(list, zip(*cells, strict=True)), strict=True))
-    times = _dates(name, texts, lines, notes)
-    if times is not None:
-        del texts[times.column]
-    columns = _numbers(name, texts, lines, mark, gaps, notes)
-    if times is None:
-        times = _index(columns)
+    texts = dict(zip(sheet.names, map(list, zip(*sheet.cells, strict=True)), strict=True))
+    pairs = [Column(column, cells) for column, cells in texts.items()]
+    times, used, newest_first = find_times(name, pairs, sheet.lines, notes, time)
+    if set(used) < set(texts):
+        for column in used:
+            del texts[column]
+    elif time is None:
+        times, newest_first = None, False  # the only column is what to forecast
+    columns = _numbers(name, texts, sheet, gaps, decimal, notes)
+    if newest_first:
+        columns = {column: values[::-1].copy() for column, values in columns.items()}
     if not columns:
         why = "".join(f" {note}" for note in notes)
-        raise InputError(f"{name} has no column of numbers; its columns are {_quoted(names)}.{why}")
-    return Table(name, columns, times, tuple(notes), hashlib.sha256(content).hexdigest())
+        raise InputError(f"{name} has no column of numbers; its columns are {listed(sheet.names)}.{why}")
+    return columns, times or _index(columns, notes)
 
 
-# ---- text and cells --------------------------------------------------------------------------------------------------
+# ---- files -----------------------------------------------------------------------------------------------------------
 
 
-def _decode(name: str, content: bytes) -> str:
+class Sheet(NamedTuple):
+    """The cells of a file as text, without what is not data."""
+
+    names: list[str]
+    cells: list[list[str]]
+    lines: list[int]  # of the rows, as an editor or a spreadsheet counts them
+    delimiter: str  # "" if cells were not separated by text
+
+
+def _read_sheet(name: str, content: bytes, notes: list[str]) -> Sheet:
+    import pandas as pd
+
+    kind = Path(name).suffix.lower()
+    if content[:4] == b"PK\x03\x04" or kind in (".xlsx", ".xls"):
+        kind = ".xlsx"
+    elif content[:4] == b"PAR1" or kind == ".parquet":
+        kind = ".parquet"
+    else:
+        return _read_csv(name, _decode(name, content, notes), notes)
+    try:
+        if kind == ".parquet":
+            frame = pd.read_parquet(io.BytesIO(content))
+            if not isinstance(frame.index, pd.RangeIndex):
+                frame = frame.reset_index()
+            cells = [[_cell(value) for value in row] for row in frame.itertuples(index=False, name=None)]
+            return Sheet(_names(name, [str(c) for c in frame.columns]), cells, list(range(1, len(cells) + 1)), "")
+        with pd.ExcelFile(io.BytesIO(content)) as book:
+            if len(book.sheet_names) > 1:
+                notes.append(
+                    f"The file has {len(book.sheet_names)} sheets; the first, {book.sheet_names[0]!r}, is read."
+                )
+            frame = book.parse(0, header=None, dtype=object, keep_default_na=False, na_values=[])
+    except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
+        raise InputError(f"{name} is not a {kind} file that pandas reads: {error}") from None
+    except Exception as error:  # libraries of file formats raise their own
+        raise InputError(f"{name} is damaged, or not a {kind} file: {type(error).__name__}: {error}") from None
+    rows = [[_cell(value) for value in row] for row in frame.itertuples(index=False, name=None)]
+    return _tidy(name, [(line, row) for line, row in enumerate(rows, 1) if any(row)], "", notes)
+
+
+def _cell(value: Any) -> str:
+    """Format a cell of a spreadsheet or a Parquet file as it would be in a CSV file."""
+    import pandas as pd
+
+    if value is None or value is pd.NaT or (isinstance(value, float) and np.isnan(value)) or value is pd.NA:
+        return ""
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat(sep=" ") if hasattr(value, "hour") else value.isoformat()).removesuffix(" 00:00:00")
+    return repr(float(value)) if isinstance(value, (float, np.floating)) else str(value).strip()
+
+
+def _decode(name: str, content: bytes, notes: list[str]) -> str:
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise InputError(f"{name} is UTF-16 text; save it as UTF-8")
+        try:
+            return content.decode("utf-16")
+        except UnicodeDecodeError:
+            raise InputError(f"{name} begins like UTF-16 text, but is not; save it as UTF-8") from None
     if 0 in content:
         raise InputError(f"{name} is not a text file: byte {content.index(0)} is 0")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{name} is not UTF-8: line {line} has byte 0x{content[error.start]:02x}") from None
+        notes.append(f"The file is not UTF-8 (line {line}): it is read as Windows-1252.")
+        text = content.decode("cp1252", "replace")
     if not text.strip():
         raise InputError(f"{name} is empty")
     return text
@@ -213,6 +266,7 @@ def _decode(name: str, content: bytes) -> str:
 
 def _parse(text: Iterable[str], delimiter: str) -> Iterable[tuple[int, list[str]]]:
     """Yield the rows that are not blank, each with its first line number."""
+    # pandas' parser fills short rows and does not tell lines.
     reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True, strict=True)
     before = 0
     for row in reader:
@@ -221,322 +275,265 @@ def _parse(text: Iterable[str], delimiter: str) -> Iterable[tuple[int, list[str]
         before = reader.line_num
 
 
-def _cells(name: str, text: str, delimiter: str) -> tuple[list[list[str]], list[int]]:
-    cells, lines = [], []
+def _read_csv(name: str, text: str, notes: list[str]) -> Sheet:
+    lines = text.splitlines(keepends=True)
+    comments = [i for i, line in enumerate(lines) if line.lstrip().startswith(_COMMENTS)]
+    for i in comments:
+        lines[i] = "\n"
+    if comments:
+        notes.append(f"{counted(len(comments), 'comment line')} skipped.")
+    if lines and lines[0].lower().startswith("sep=") and len(lines[0].strip()) == 5:  # Excel's own mark
+        lines[0] = "\n"
+    delimiter = _sniff([line for line in lines if line.strip()][:60])
+    rows: list[tuple[int, list[str]]] = []
     try:
-        for line, row in _parse(io.StringIO(text, newline=""), delimiter):
-            cells.append(row)
-            lines.append(line)
+        rows.extend(_parse(lines, delimiter))
     except csv.Error as error:
-        last = lines[-1] if lines else 0
+        last = rows[-1][0] if rows else 0
         raise InputError(f"{name}: after line {last}: {error}") from None
-    while cells and not any(cells[-1]):  # spreadsheets append empty rows
-        cells.pop()
-        lines.pop()
-    if not cells:
-        raise InputError(f"{name} is empty")
-    return cells, lines
+    return _tidy(name, rows, delimiter, notes)
 
 
-def _sniff(text: str) -> str:
-    """Return the delimiter that splits the first row and makes most cells numbers or dates."""
-    sample = [line for line in text[:100_000].splitlines() if line.strip()][:21]
+def _sniff(sample: Sequence[str]) -> str:
+    """Return the delimiter that splits most rows alike and makes most cells numbers or dates."""
     best, best_score = ",", (-1.0, 0)
     for delimiter in _DELIMITERS:
         try:
             rows = [row for _, row in _parse(sample, delimiter)]
         except csv.Error:
             continue
-        if not rows or len(rows[0]) < 2:
+        width = max((len(row) for row in rows), key=[len(row) for row in rows].count, default=1)
+        if width < 2:
             continue
-        marks = "." if delimiter == "," else ",."
-        known = [any(_is_known(cell, mark) for mark in marks) for row in rows[1:] or rows for cell in row]
-        score = sum(known) / len(known), len(rows[0])
+        alike = [row for row in rows if len(row) == width]
+        known = [_is_known(cell) for row in alike[1:] or alike for cell in row]
+        # A comma that is a decimal mark also splits rows, but leaves the other delimiter within cells.
+        left = any(other in cell for row in alike for cell in row for other in ";\t|" if other != delimiter)
+        score = (sum(known) / len(known) - left) * len(alike) / len(rows), width
         if score > best_score:
             best, best_score = delimiter, score
     return best
 
 
-def _decimal_mark(cells: Sequence[Sequence[str]]) -> str:
-    """Return the decimal mark, if commas do not separate cells: a comma if any number has one."""
-    found = any("," in cell and _NUMBER.fullmatch(cell.replace(",", ".")) for row in cells for cell in row)
-    return "," if found else "."
+def _is_known(cell: str) -> bool:
+    """Return whether a cell is data: a gap, a number or a date."""
+    return cell.lower() in _GAPS or _DECORATED.fullmatch(cell) is not None or has_dates(cell)
 
 
-def _thousands(cells: Sequence[Sequence[str]]) -> str | None:
-    """Return a number with a comma, if all of them could be thousands separators."""
-    numbers = [cell for row in cells for cell in row if "," in cell and _as_number(cell, ",") is not None]
-    return numbers[0] if numbers and all(_THOUSANDS.fullmatch(cell) for cell in numbers) else None
+def _tidy(name: str, rows: list[tuple[int, list[str]]], delimiter: str, notes: list[str]) -> Sheet:
+    """Take away what is around the table: titles above it, totals and sources below it, empty rows and columns."""
+    while rows and not any(rows[-1][1]):  # spreadsheets append empty rows
+        rows.pop()
+    if not rows:
+        raise InputError(f"{name} is empty")
+    widths = [len(row) for _, row in rows]
+    width = max(widths, key=widths.count)
+    first = 0
+    while width > 1 and first < len(rows) - 2 and sum(map(bool, rows[first][1])) < 2 and _is_text(rows[first][1]):
+        if len(rows[first][1]) == width and all(map(_is_known, rows[first + 1][1])):
+            break  # a header with one name
+        first += 1
+    if first:
+        notes.append(f"{counted(first, 'line')} above the header skipped: {rows[0][1][0][:40]!r}.")
+    last = len(rows)
+    while width > 1 and last - first > 3 and sum(map(bool, rows[last - 1][1])) < 2 and _is_text(rows[last - 1][1]):
+        last -= 1
+    if last < len(rows):
+        notes.append(f"{counted(len(rows) - last, 'line')} below the table skipped: {rows[last][1][0][:40]!r}.")
+    while last - first > 3 and any(_TOTALS.fullmatch(cell.rstrip(":")) for cell in rows[last - 1][1][:2]):
+        last -= 1
+        notes.append(f"Line {rows[last][0]} is a total ({rows[last][1][0]!r}) and is left out.")
+    rows = rows[first:last]
+    # A delimiter at the end of each row but the header makes no column.
+    head = rows[0][1]
+    for line, row in rows[1:]:
+        if len(row) == len(head) + 1 and not row[-1]:
+            row.pop()
+        if len(row) != len(head):
+            raise InputError(f"{name}: line {line} has {counted(len(row), 'cell')}, but the first row has {len(head)}")
+    cells, lines = [row for _, row in rows], [line for line, _ in rows]
+    if all(_is_known(cell) for cell in head):
+        names = [f"column{i}" for i in range(1, len(head) + 1)]
+        notes.append("The file has no header: columns are called column1, ...")
+        return Sheet(names, cells, lines, delimiter)
+    below = 1
+    if len(cells) > 3 and _is_second_header(cells):
+        head = [" ".join(filter(None, pair)) for pair in zip(head, cells[1], strict=True)]
+        notes.append(f"The header has two lines; names are of both, such as {head[-1]!r}.")
+        below = 2
+    return Sheet(_names(name, head), cells[below:], lines[below:], delimiter)
 
 
-def _is_known(cell: str, mark: str) -> bool:
-    return cell.lower() in _GAPS or _as_number(cell, mark) is not None or bool(_fitting(cell, _PATTERNS))
+def _is_text(row: Sequence[str]) -> bool:
+    cell = next(filter(None, row), "")
+    return not _is_known(cell)
 
 
-def _as_number(cell: str, mark: str) -> float | None:
-    if mark == ",":
-        cell = "" if "." in cell else cell.replace(",", ".")
-    return float(cell) if _NUMBER.fullmatch(cell) else None
+def _is_second_header(cells: Sequence[Sequence[str]]) -> bool:
+    """Return whether the second row has names or units: text over columns of numbers."""
+    numeric = [i for i in range(len(cells[0])) if all(_is_known(row[i]) for row in cells[2:6])]
+    return bool(numeric) and all(cells[1][i] and not _is_known(cells[1][i]) for i in numeric if cells[0][i] or True)
 
 
-def _take_header(
-    name: str, cells: list[list[str]], lines: list[int], mark: str
-) -> tuple[list[str], list[list[str]], list[int], list[str]]:
-    """Return names, rows, their lines and notes. A first row of only numbers, dates and gaps is not a header."""
-    first = cells[0]
-    width = range(1, len(first) + 1)
-    if all(_is_known(cell, mark) for cell in first):
-        return [f"column{i}" for i in width], cells, lines, ["The file has no header: columns are called column1, ..."]
-    names = [cell or f"column{i}" for i, cell in zip(width, first, strict=True)]
+def _names(name: str, first: Sequence[str]) -> list[str]:
+    names = [cell or f"column{i}" for i, cell in enumerate(first, 1)]
     if not first[0] and "index" not in names:
         names[0] = "index"  # the unnamed index column of pandas
     positions: dict[str, int] = {}
-    for i, title in zip(width, names, strict=True):
+    for i, title in enumerate(names, 1):
         if (earlier := positions.setdefault(title, i)) != i:
             raise InputError(f"{name}: columns {earlier} and {i} are both called {title!r}")
-    return names, cells[1:], lines[1:], []
+    return names
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 
 def _numbers(
-    name: str, texts: dict[str, list[str]], lines: Sequence[int], mark: str, gaps: str, notes: list[str]
+    name: str, texts: dict[str, list[str]], sheet: Sheet, gaps: str, decimal: str, notes: list[str]
 ) -> dict[str, Array]:
+    lines = sheet.lines
     columns: dict[str, Array] = {}
     faults: list[tuple[int, str]] = []  # row, what
     missing: list[tuple[int, str]] = []
+    mark = _Mark(decimal, sheet.delimiter, texts)
     for column, cells in texts.items():
-        values, wrong = _column(cells, mark)
+        values, wrong, absent, why = _column(name, column, cells, lines, mark, notes)
         there = ~np.isnan(values)
-        absent = {row for row in range(len(cells)) if cells[row].lower() in _GAPS}
         if len(absent) == len(cells):
             notes.append(f"Column {column!r} is empty and is left out.")
             continue
-        too_large = any(_as_number(cells[row], mark) or _INFINITE.fullmatch(cells[row]) for row in wrong)
-        if not there.any() and not too_large:
+        if len(wrong) + len(absent) == len(cells) and not any(
+            re.match(r"[+-]?(\d|inf)", cells[i], re.I) for i in wrong
+        ):
             notes.append(f"Column {column!r} is text ({_short(cells[wrong[0]])}) and is left out.")
             continue
-        faults += ((row, f"line {lines[row]}, column {column!r}: {cells[row]!r}") for row in wrong)
-        missing += ((row, f"line {lines[row]}, column {column!r}") for row in sorted(absent))
+        faults += ((row, f"line {lines[row]}, column {column!r}: {cells[row]!r}{why}") for row in wrong)
+        missing += ((row, f"line {lines[row]}, column {column!r}") for row in absent)
         if absent and there.any():
             rows = np.arange(len(cells))
             values[~there] = np.interp(rows[~there], rows[there], values[there])
         columns[column] = values
     if faults:
         what = "1 cell is not a number" if len(faults) == 1 else f"{len(faults)} cells are not numbers"
-        raise InputError(f"{name}: {what} from -{_LARGEST:g} to {_LARGEST:g}: {_some(faults)}")
+        raise InputError(f"{name}: {what} from -{_LARGEST:g} to {_LARGEST:g}: {some(faults)}")
     if missing and gaps == "refuse":
-        raise InputError(f"{name}: {counted(len(missing), 'gap')}: {_some(missing)} (--gaps interpolate fills them in)")
+        raise InputError(f"{name}: {counted(len(missing), 'gap')}: {some(missing)} (--gaps interpolate fills them in)")
     if missing:
-        notes.append(f"{counted(len(missing), 'gap')} interpolated: {_some(missing)}.")
+        notes.append(f"{counted(len(missing), 'gap')} interpolated: {some(missing)}.")
     return columns
 
 
-def _column(cells: Sequence[str], mark: str) -> tuple[Array, list[int]]:
-    """Return the values, NaN for gaps and faults, and the rows of faults."""
-    if mark == "." and not any("_" in cell for cell in cells):
-        try:  # the common case
-            values = np.array([float(cell) for cell in cells])
-            if (np.abs(values) <= _LARGEST).all():
-                return values, []
-        except ValueError:
-            pass
-    values, wrong = np.full(len(cells), np.nan), []
-    for row, cell in enumerate(cells):
-        number = _as_number(cell, mark)
-        if number is not None and abs(number) <= _LARGEST:
-            values[row] = number
-        elif cell.lower() not in _GAPS:
-            wrong.append(row)
-    return values, wrong
+class _Mark:
+    """The decimal mark of a file, and why."""
+
+    def __init__(self, decimal: str, delimiter: str, texts: dict[str, list[str]]) -> None:
+        self.given = {"point": ".", "comma": ","}.get(decimal)
+        self.found: str | None = self.given
+        if self.found is None:
+            cells = {cell for column in texts.values() for cell in column if "," in cell or "." in cell}
+            digits = [found["digits"].strip() for cell in cells if (found := _DECORATED.fullmatch(cell))]
+            comma = sum(_decimal(text) == "," for text in digits)
+            point = sum(_decimal(text) == "." for text in digits)
+            if comma or point:
+                self.found = "," if comma > point else "."
+            elif delimiter in (",", ""):
+                self.found = "."  # a comma within quotation marks separates thousands, as does one in a spreadsheet
 
 
-def _index(columns: dict[str, Array]) -> Times:
+def _decimal(digits: str) -> str | None:
+    """Return the decimal mark that the digits show: "1,5" a comma, "1,234.5" a point, "1,234" none for certain."""
+    marks = [character for character in digits if character in ",."]
+    if not marks:
+        return None
+    if len(set(marks)) == 2:
+        return marks[-1] if digits.count(marks[-1]) == 1 else None
+    if len(marks) > 1:
+        return "." if marks[0] == "," else ","  # grouped thousands
+    return None if _GROUPED.fullmatch(digits) else marks[0]
+
+
+def _column(
+    name: str, column: str, cells: Sequence[str], lines: Sequence[int], mark: _Mark, notes: list[str]
+) -> tuple[Array, list[int], list[int], str]:
+    """Return the values, NaN for gaps and faults; the rows of faults and of gaps; and a hint on the faults."""
+    import pandas as pd
+
+    texts = pd.Series(cells, dtype=str)
+    gap = texts.str.lower().isin(_GAPS)
+    absent = [int(row) for row in np.flatnonzero(gap)]
+    plain = texts.str.fullmatch(_PLAIN) | gap
+    values = _floats(texts, plain & ~gap)
+    if mark.found != "," and plain.all():
+        wrong = np.flatnonzero(~gap & ~(np.abs(values) <= _LARGEST))
+        values[wrong] = np.nan
+        return values, [int(row) for row in wrong], absent, ""
+    parts = texts.where(~gap).str.extract(f"^{_DECORATED.pattern}$")
+    known = parts["digits"].notna() & (parts["open"].notna() == parts["close"].notna()) & ~gap
+    known &= ~((parts["sign"] != "") & (parts["inner"] != ""))
+    units = parts.loc[known, "unit"].fillna("")
+    hint = ""
+    if units.nunique() > 1:
+        usual = str(units.mode().iloc[0])
+        hint = f" (other cells have {usual!r})" if usual else " (other cells have no unit)"
+        known &= parts["unit"].fillna("") == usual
+    elif len(units) and units.iloc[0] and units.iloc[0] != "%":
+        notes.append(f"The numbers of column {column!r} have the unit {units.iloc[0]!r}.")
+    digits = parts["digits"].fillna("").str.replace(r"['\s\u00a0\u2009\u202f]", "", regex=True)
+    digits = digits.where(~parts["digits"].fillna("").str.strip().str.contains(r"\s\S{1,2}(?:\s|$)", regex=True), "?")
+    unsure = known & digits.map(lambda text: ("," in text) and _decimal(text) is None)
+    decimal = mark.found
+    if decimal is None and unsure.any():
+        row = int(np.flatnonzero(unsure)[0])
+        raise InputError(
+            f"{name}: line {lines[row]}, column {column!r}: {cells[row]!r} may be a number of thousands or have a "
+            "decimal comma: --decimal point or --decimal comma says which"
+        )
+    decimal = decimal or "."
+    group = "." if decimal == "," else ","
+    right = digits.map(lambda text: bool(re.fullmatch(_number_form(group, decimal), text)))
+    known &= right
+    bare = digits.str.replace(group, "", regex=False).str.replace(decimal, ".", regex=False)
+    bare += parts["power"].fillna("")
+    values = _floats(bare, known)
+    negative = parts["open"].notna() | parts["sign"].isin(list("-−–")) | parts["inner"].isin(list("-−"))
+    values = np.where(negative.to_numpy(), -values, values)
+    wrong = np.flatnonzero(~gap & ~(np.abs(values) <= _LARGEST))
+    values[wrong] = np.nan
+    return values, [int(row) for row in wrong], absent, hint
+
+
+def _floats(texts: Any, valid: Any) -> Array:
+    """Return the numbers of the valid cells, NaN elsewhere. pandas.to_numeric is not exact in the last bit."""
+    values = np.full(len(texts), np.nan)
+    values[valid.to_numpy()] = texts[valid].to_numpy(object).astype(np.float64)
+    return values
+
+
+def _number_form(group: str, decimal: str) -> str:
+    group, decimal = re.escape(group), re.escape(decimal)
+    return rf"(\d{{1,3}}({group}\d{{3}})+|\d+)({decimal}\d*)?|{decimal}\d+"
+
+
+def _index(columns: dict[str, Array], notes: list[str]) -> Times:
     """Remove and return the numeric time column, or number the rows."""
     rows = len(next(iter(columns.values()), ()))
+    unsteady = None
     for column, values in columns.items():
-        if column.lower() not in _INDEX_NAMES or len(columns) == 1:
+        if Column(column, ()).key not in TIME_NAMES or len(columns) == 1:
             continue
         steps = np.diff(values)
         if steps[0] > 0 and np.allclose(steps, steps[0], rtol=1e-6, atol=1e-9 * abs(values).max()):
             step = (values[-1] - values[0]) / (rows - 1)
             return Times(column, columns.pop(column), Step("index", float(step)))
-    return Times("row", np.arange(1.0, rows + 1), Step("row", 1))
-
-
-# ---- dates -----------------------------------------------------------------------------------------------------------
-
-
-def _dates(name: str, texts: dict[str, list[str]], lines: Sequence[int], notes: list[str]) -> Times | None:
-    """Return the times of the first column that starts with a date, or None."""
-    for column, cells in texts.items():
-        patterns = (*_PATTERNS, _COMPACT) if column.lower() in _INDEX_NAMES else _PATTERNS
-        sample = next((cell for cell in cells if cell.lower() not in _GAPS), "")
-        fitting = _fitting(sample, patterns)
-        if not fitting:
-            continue
-        readings = [_read_dates(cells, pattern) for pattern in fitting]
-        # If a date can be read in two ways (2 March or 3 February?), take the more regular one.
-        at = max(range(len(readings)), key=lambda i: _steadiness(*readings[i]))
-        (values, wrong, zone), pattern = readings[at], fitting[at]
-        if wrong:
-            what = "1 cell is not a date" if len(wrong) == 1 else f"{len(wrong)} cells are not dates"
-            found = _some([(row, f"line {lines[row]}, column {column!r}: {cells[row]!r}") for row in wrong])
-            raise InputError(f"{name}: {what} like {sample!r}: {found}")
-        if sum(_steadiness(*reading) == _steadiness(*readings[at]) for reading in readings) > 1:
-            first = {"%m": "month", "%d": "day"}.get(pattern[:2], "year")
-            notes.append(f"The dates can be read in two ways; {sample!r} is read with the {first} first.")
-        return _timeline(name, Times(column, values, Step("row", 1), pattern, zone), cells, lines, notes)
-    return None
-
-
-def _fitting(cell: str, patterns: Sequence[str]) -> list[str]:
-    if not (any(c.isdigit() for c in cell) and len(cell) > 5):
-        return []
-    # strptime caches only a few patterns, so it is called only if a regular expression matches.
-    return [pattern for pattern in patterns if _shape(pattern).fullmatch(cell) and _moment(cell, pattern) is not None]
-
-
-@functools.cache
-def _shape(pattern: str) -> re.Pattern[str]:
-    parts = {"%Y": r"\d{4}", "%y": r"\d{2}", "%b": "[A-Za-z]{3}", "%f": r"\d{1,6}", "%q": "[1-4]"}
-    zone = "( ?(Z|UTC|[+-].*))?" if "%H" in pattern else ""
-    literal = re.escape(pattern).replace(re.escape("%"), "%")
-    return re.compile(re.sub("%.", lambda part: parts.get(part[0], r"\d{1,2}"), literal) + zone, re.ASCII)
-
-
-def _moment(cell: str, pattern: str) -> tuple[datetime, str] | None:
-    zone = ""
-    if "%H" in pattern and (parts := _ZONE.fullmatch(cell)):
-        cell, zone = parts.groups()
-    if pattern in _QUARTERS:
-        found = _QUARTERS[pattern].fullmatch(cell)
-        return (datetime(int(found[1]), 3 * int(found[2]) - 2, 1), "") if found and int(found[1]) else None
-    try:
-        return datetime.strptime(cell, pattern), zone
-    except ValueError:
-        return None
-
-
-def _read_dates(cells: Sequence[str], pattern: str) -> tuple[Array, list[int], str]:
-    """Return times, the rows that are not dates, and the common time zone (UTC if they differ)."""
-    iso: Callable[[str], datetime] = datetime.fromisoformat
-    moments, zones, wrong = [], [], []
-    for row, cell in enumerate(cells):
-        try:  # much faster than strptime
-            read: tuple[datetime, str] | None = (iso(cell), "") if pattern.startswith("%Y-%m-%d") else None
-            if read is not None and read[0].tzinfo is not None:
-                read = None
-        except ValueError:
-            read = None
-        read = read or _moment(cell, pattern)
-        if read is None:
-            wrong.append(row)
-            continue
-        moments.append(read[0])
-        zones.append(read[1])
-    if len(set(zones)) > 1:
-        offsets = np.array([_minutes(zone) for zone in zones], "timedelta64[m]")
-        return np.array(moments, "datetime64[us]") - offsets, wrong, "Z"
-    return np.array(moments, "datetime64[us]"), wrong, zones[0] if zones else ""
-
-
-def _minutes(zone: str) -> int:
-    sign, digits = (-1 if "-" in zone else 1), re.sub(r"\D", "", zone) or "0000"
-    return sign * (60 * int(digits[:2]) + int(digits[2:]))
-
-
-def _steadiness(values: Array, wrong: Sequence[int], zone: str) -> tuple[int, int]:
-    """Return a sort key: fewer faults and backward steps first, then more steps of the most common size."""
-    if len(values) < 2:
-        return -len(wrong), 0
-    steps, usual = _steps(values)
-    return -len(wrong) - int((np.diff(values).astype(np.int64) <= 0).sum()), int((steps == usual).sum())
-
-
-def _steps(values: Array) -> tuple[Array, float]:
-    """Return all steps in the unit of `_unit`, and the most common one."""
-    unit = _unit(values)
-    if unit == "months":
-        steps = np.diff(values.astype("datetime64[M]").astype(np.int64))
-    elif unit == "business days":
-        days = values.astype("datetime64[D]")
-        steps = np.busday_count(days[:-1], days[1:]).astype(np.int64)
-    else:
-        steps = np.diff(values).astype(np.int64)
-    sizes, counts = np.unique(steps, return_counts=True)
-    return steps, float(sizes[counts.argmax()])
-
-
-def _unit(values: Array) -> str:
-    days = values.astype("datetime64[D]")
-    clocks = values - days
-    months = np.diff(values.astype("datetime64[M]").astype(np.int64))
-    if (clocks == clocks[0]).all():
-        # Monthly data on the 30th has the 28th in February.
-        numbers = _days_of_month(values)
-        late = (numbers == np.minimum(_month_lengths(values), max(numbers))).all()
-        if (months > 0).all() and (late or _all_ends(values)):
-            return "months"
-        steps = np.diff(days).astype(np.int64)
-        if (np.is_busday(days)).all() and (steps == 3).any() and (steps == 1).sum() > len(steps) / 2:
-            return "business days"
-    return "microseconds"
-
-
-def _days_of_month(values: Array) -> Array:
-    days: Array = values.astype("datetime64[D]") - values.astype("datetime64[M]").astype("datetime64[D]")
-    return days.astype(np.int64) + 1
-
-
-def _month_lengths(values: Array) -> Array:
-    months = values.astype("datetime64[M]")
-    days: Array = (months + 1).astype("datetime64[D]") - months.astype("datetime64[D]")
-    return days.astype(np.int64)
-
-
-def _all_ends(values: Array) -> bool:
-    return bool((_days_of_month(values) == _month_lengths(values)).all())
-
-
-def _timeline(name: str, times: Times, cells: Sequence[str], lines: Sequence[int], notes: list[str]) -> Times:
-    """Return the times with their step. Decreasing times are refused, irregular ones noted."""
-    backwards = np.flatnonzero(np.diff(times.values).astype(np.int64) <= 0)
-    if backwards.size:
-        row = int(backwards[0]) + 1
-        raise InputError(
-            f"{name}: line {lines[row]}, column {times.column!r}: {cells[row]} does not come after "
-            f"{cells[row - 1]} of line {lines[row - 1]}; rows must be in order of time"
-        )
-    steps, usual = _steps(times.values)
-    step = Step(_unit(times.values), usual)
-    odd = [int(row) for row in np.flatnonzero(steps != usual)]
-    if odd:
-        places = _some([(i, f"line {lines[i + 1]} ({cells[i]} to {cells[i + 1]})") for i in odd])
+        unsteady = unsteady or column
+    if unsteady is not None:
         notes.append(
-            f"Irregular: {counted(len(odd), 'step')} in time other than {step}, treated as if equal: {places}."
+            f"Column {unsteady!r} has the name of a time, but its steps differ: it is read as numbers, and the rows "
+            "are counted. --time names the column of dates."
         )
-    return Times(times.column, times.values, step, times.pattern, times.zone)
-
-
-# ---- text ------------------------------------------------------------------------------------------------------------
-
-
-def _some(faults: Sequence[tuple[int, str]]) -> str:
-    """Format the first faults in order of row, and the number of further ones."""
-    shown = [what for _, what in sorted(faults, key=lambda fault: fault[0])[:_SHOWN]]
-    return "; ".join(shown) + (f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else "")
-
-
-def counted(count: int, what: str) -> str:
-    """Format a count with its noun: 1 row, 1,200 rows."""
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+    return Times("row", np.arange(1.0, rows + 1), Step("row", 1))
 
 
 def _short(cell: str) -> str:
     return repr(cell if len(cell) <= 40 else cell[:40] + "...")
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)

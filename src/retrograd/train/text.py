@@ -119,6 +119,10 @@ class Alphabet:
         except UnicodeEncodeError as error:
             raise InputError(f"the text has {text[error.start]!r} at {error.start}, which UTF-8 cannot write") from None
 
+    def unknown_in(self, text: str) -> str:
+        """Return the distinct characters of a text that the model does not know, in order."""
+        return "" if self.level == "byte" else "".join(dict.fromkeys(c for c in text if c not in self._indices))
+
     def decode(self, indices: Iterable[int]) -> Iterator[str]:
         """Yield the text of indices, character by character; bytes that are not UTF-8 become U+FFFD."""
         if self.level == "char":
@@ -162,7 +166,7 @@ class Corpus:
         """Encode the files into a temporary file in `scratch`, which `close` deletes. `most` limits the alphabet."""
         self.why_bytes = ""
         self.crc32, self.bytes, self.length, self.unknown = 0, 0, 0, 0
-        self.files, self.distinct = len(files), 256
+        self.files, self.distinct = len(files), 0  # distinct symbols
         for path in files:
             check_data(path)
         alphabet = Alphabet("byte")
@@ -201,12 +205,14 @@ class Corpus:
 
     def _write(self, files: Sequence[Path], scratch: str | os.PathLike[str]) -> None:
         seen = self.crc32 if self.alphabet.level == "char" else None
-        indices = np.arange(256, dtype=self.dtype)
+        indices, seen_bytes = np.arange(256, dtype=self.dtype), np.zeros(256, np.bool_)
         if self.alphabet.level == "char":
             indices = np.zeros(_CODE_POINTS, self.dtype)
             for index, character in enumerate(self.alphabet.characters, 1):
                 indices[ord(character)] = index
         for codes in self._symbols(files, self.alphabet.level):
+            if seen is None:
+                seen_bytes[codes] = True
             rest = indices[codes].view(np.uint8).data
             try:
                 while rest:
@@ -216,6 +222,8 @@ class Corpus:
                     f"{os.fspath(scratch)}: the encoded text ({self.length:,} symbols so far) could not be written "
                     f"there: {error.strerror}"
                 ) from None
+        if seen is None:
+            self.distinct = int(seen_bytes.sum())
         if seen not in (None, self.crc32):
             raise InputError("the text changed while it was read")
 
@@ -355,6 +363,7 @@ class TextTask(Task):
     """
 
     kind = "text"
+    use = "retrograd sample"
     settings: TextSettings
     model: TextModel
 
@@ -400,28 +409,36 @@ class TextTask(Task):
         self._validation = self._validation_columns(held_out)
 
         self.model = TextModel(len(self.alphabet), settings, np.random.default_rng(settings.seed))
-        passes = _PASSES * self._columns.pieces
-        self.steps = settings.steps or min(max(passes, _LEAST_STEPS), _MOST_STEPS)
+        self.steps = settings.steps or min(self.longest(), _MOST_STEPS)
         self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
         total = _Predicting(self.model, nn.SoftmaxCrossEntropy(reduction="sum"))
         self._total = Programs(total, [total], training=False, num_threads=settings.threads)
         self._h, self._c = self.model.zero_states(settings.batch)
 
+    def longest(self) -> int:
+        return max(_PASSES * self._columns.pieces, _LEAST_STEPS)
+
     def _check_length(self) -> None:
-        settings, length = self.settings, self._corpus.length
+        settings, corpus = self.settings, self._corpus
         what = str(self._files[0]) if len(self._files) == 1 else "the text"
-        if not length:
+        if not corpus.length:
             raise InputError(f"{what} is empty")
-        train = settings.batch * settings.unroll + 1
-        needed = max(train + 2, math.floor(train / (1 - settings.validation)))
-        while needed - _held_out(needed, settings.validation) < train:
-            needed += 1
-        if length < needed:
-            raise InputError(
-                f"{what} has {length:,} {self._unit}s, but --batch {settings.batch} and --unroll {settings.unroll} "
-                f"need at least {needed:,}, validation included; reduce them or add text"
+        if corpus.length < (needed := _needed(settings, settings.batch, settings.unroll)):
+            fitting = next(
+                (
+                    f"; --batch {batch} --unroll {unroll} would do"
+                    for batch, unroll in ((16, 64), (16, 32), (8, 32), (8, 16), (4, 16), (4, 8), (2, 4), (1, 1))
+                    if _needed(settings, batch, unroll) <= corpus.length
+                ),
+                "",
             )
+            raise InputError(
+                f"{what} has {corpus.length:,} {self._unit}s, but --batch {settings.batch} and --unroll "
+                f"{settings.unroll} need at least {needed:,}, validation included{fitting}"
+            )
+        if corpus.distinct == 1:
+            raise InputError(f"{what} has only one {self._unit}, repeated {corpus.length:,} times: nothing to predict")
 
     def _validation_columns(self, held_out: int) -> Columns:
         """Return columns spread over the held-out text. They are few, so that few symbols have little context."""
@@ -487,33 +504,35 @@ class TextTask(Task):
 
     def overview(self) -> list[tuple[str, str]]:
         settings, corpus = self.settings, self._corpus
-        level = "characters" if self.alphabet.level == "char" else "bytes"
-        if corpus.why_bytes:
-            level += f", because {corpus.why_bytes}"
-        alphabet = f"{len(self.alphabet)} bytes"
-        if self.alphabet.level == "char":
-            kept = len(self.alphabet.characters)
-            alphabet = f"{kept} characters"
-            if kept < corpus.distinct:
-                share = 100 * corpus.unknown / corpus.length
-                alphabet = (
-                    f"{kept} of {corpus.distinct:,} characters; the others, {share:.2g} % of the text, become one "
-                    "unknown symbol"
-                )
         held_out = corpus.length - self._train_length
         layers = "1 LSTM layer" if settings.layers == 1 else f"{settings.layers} LSTM layers"
         passes = self.steps / self._columns.pieces
-        return [
-            ("text", f"{self._where()}: {corpus.bytes:,} bytes"),
-            ("level", level),
-            ("alphabet", alphabet),
-            ("split", f"{self._train_length:,} {self._unit}s for training, {held_out:,} for validation"),
+        rows = [
+            (
+                "text",
+                f"{self._where()}: {corpus.length:,} {self._unit}s, {corpus.distinct:,} distinct, "
+                f"{held_out:,} held out",
+            ),
             ("model", f"{layers} of {settings.hidden} units, {self.model.num_parameters:,} parameters"),
             (
                 "training",
                 f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} epochs",
             ),
         ]
+        kept = len(self.alphabet.characters)
+        if corpus.why_bytes:
+            rows.insert(1, ("level", f"bytes, because {corpus.why_bytes}"))
+        elif self.alphabet.level == "char" and kept < corpus.distinct:
+            share = 100 * corpus.unknown / corpus.length
+            others = f"the others, {share:.2g} % of the text, become one unknown symbol"
+            rows.insert(1, ("alphabet", f"{kept} of {corpus.distinct:,} characters; {others}"))
+        return rows
+
+    def in_force(self) -> dict[str, Any]:
+        settings = {**super().in_force(), "level": self.alphabet.level}
+        if self.alphabet.level == "byte":
+            del settings["alphabet"]
+        return settings
 
     def close(self) -> None:
         self._corpus.close()
@@ -533,13 +552,14 @@ class TextTask(Task):
         if abs(bits - least) <= max(0.01 * least, 0.005):
             return [Prose(f"The model does not beat {by}: they hardly differ ({numbers}).")]
         if bits > least:
-            worse = f"{100 * (bits / least - 1):.0f} %"
-            return [
-                Prose(
-                    f"The model is WORSE than {by}, by {worse} ({numbers}). It needs more text than "
-                    f"{self._train_length:,} {self._unit}s; a smaller --hidden or some --dropout may help."
-                )
-            ]
+            worse = f", by {100 * (bits / least - 1):.0f} %" if least > 0.01 else ""
+            advice = (
+                "It was still improving: more --steps may help."
+                if self.improving
+                else f"It needs more text than {self._train_length:,} {self._unit}s; a smaller --hidden or some "
+                "--dropout may help."
+            )
+            return [Prose(f"The model is WORSE than {by}{worse} ({numbers}). {advice}")]
         return [Prose(f"The model beats {by} by {100 * (1 - bits / least):.0f} % ({numbers}).")]
 
     def _sections(self, bits: float) -> list[Section]:
@@ -557,8 +577,12 @@ class TextTask(Task):
         ]
         written = "".join(sample(self.model, self.alphabet, 600, temperature=0.7, seed=0))
         return [
-            Section("Comparison with n-gram baselines", compared),
-            Section("Sample", [Prose("Generated by the model, temperature 0.7, without a prompt."), Sample(written)]),
+            Section("Comparison with n-gram baselines", compared, in_terminal=False),
+            Section(
+                "Sample",
+                [Prose("Generated by the model, temperature 0.7, without a prompt."), Sample(written)],
+                in_terminal=False,
+            ),
         ]
 
     @functools.cached_property
@@ -573,6 +597,15 @@ class TextTask(Task):
             text = np.empty(min(_PIECE, length - start), self._corpus.dtype)
             self._corpus.read(start, text)
             yield text
+
+
+def _needed(settings: TextSettings, batch: int, unroll: int) -> int:
+    """Return the length of the shortest text that a batch of this size can be trained on, validation included."""
+    train = batch * unroll + 1
+    needed = max(train + 2, math.floor(train / (1 - settings.validation)))
+    while needed - _held_out(needed, settings.validation) < train:
+        needed += 1
+    return needed
 
 
 def _held_out(length: int, share: float) -> int:

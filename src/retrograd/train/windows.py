@@ -29,9 +29,11 @@ class Windows:
         season: int,
         center: Array,
         factor: Array,
+        differenced: bool = False,
     ) -> None:
         values = np.stack([columns[name] for name in names], axis=1)
         self.window, self.horizon, self.season = window, horizon, season
+        self.differenced = differenced  # whether inputs are differences from the last row of the window
         self.scaled = np.clip((values - center) * factor, -_LIMIT, _LIMIT)
         index = {name: i for i, name in enumerate(names)}
         self.targets = values[:, [index[name] for name in targets]]
@@ -47,11 +49,16 @@ class Windows:
             self._x = np.empty((self.window, len(origins), self._single.shape[1]), np.float32)
         np.add(self._back, origins, out=self._rows)
         # All rows exist. mode="clip" avoids the buffering that mode="raise" needs with out=.
-        return np.take(self._single, self._rows, axis=0, out=self._x, mode="clip")
+        np.take(self._single, self._rows, axis=0, out=self._x, mode="clip")
+        if self.differenced:
+            np.subtract(self._x, self._x[-1:].copy(), out=self._x)
+        return self._x
 
     def lagged(self, origins: Array, lags: int) -> Array:
         """Return the input of the linear regression, ``[N, lags * columns]``."""
         rows: Array = self.scaled[origins[:, None] + np.arange(1 - lags, 1)]
+        if self.differenced:
+            rows = rows - rows[:, -1:]
         return rows.reshape(len(origins), -1)
 
     def targets_at(self, origins: Array, steps: Array) -> Array:
