@@ -8,7 +8,7 @@ subtraction and smoothing a linear recurrence, which is one call of the engine (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import graph, nn
 
-__all__ = ["Network", "Prepared", "Scaled", "Shape", "predict", "prepare", "train"]
+__all__ = ["Array", "Network", "Prepared", "Scaled", "Shape", "forecasts", "prepare", "train"]
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +90,7 @@ class Prepared:
     z: Array
     known: Array  # 1 where there is a value; values before the first repeat it
     detrended: Array  # z less the mean of the season that ends there
+    steps: Array  # the mean size of the changes up to there: what the network divides by may not know what follows
     start: Array  # [series]: the level before the first step
     profiles: tuple[Array, ...]  # for each season [season, series]: the seasonal indices before the first step
     weights: Array  # [series]: of the losses
@@ -100,7 +101,7 @@ def prepare(series: Sequence[Array], shape: Shape) -> Prepared:
     length, season = shape.length, shape.season
     scaled = tuple(Scaled.of(y, season) for y in series)
     z = np.zeros((length, len(series)))
-    known, detrended = np.zeros_like(z), np.zeros_like(z)
+    known, detrended, steps = np.zeros_like(z), np.zeros_like(z), np.ones_like(z)
     profiles = tuple(np.zeros((m, len(series))) for m in shape.seasons)
     for i, (y, scale) in enumerate(zip(series, scaled, strict=True)):
         values = scale.apply(y)
@@ -111,6 +112,7 @@ def prepare(series: Sequence[Array], shape: Shape) -> Prepared:
         # The mean of less than a season is no trend: what a series begins with is compared with its first season.
         trailing[: season - 1] = trailing[min(season, len(values)) - 1]
         detrended[-used:, i] = (values - trailing)[-used:]
+        steps[-used:, i] = _mean_steps(values, season)[-used:]
         rest = detrended[:, i].copy()
         for profile in profiles:  # the mean of the first cycles, phase by phase
             m = len(profile)
@@ -127,7 +129,7 @@ def prepare(series: Sequence[Array], shape: Shape) -> Prepared:
     weights = 0.5 + 0.5 * np.nan_to_num(scales / usual, nan=1.0)
     single = np.float32
     return Prepared(
-        z.astype(single), known.astype(single), detrended.astype(single), start.astype(single),
+        z.astype(single), known.astype(single), detrended.astype(single), steps.astype(single), start.astype(single),
         tuple(p.astype(single) for p in profiles), weights.astype(single), scaled,
     )  # fmt: skip
 
@@ -140,6 +142,19 @@ def _trailing_mean(values: Array, season: int) -> Array:
     return np.asarray((sums[ends] - sums[firsts]) / (ends - firsts))
 
 
+def _mean_steps(values: Array, season: int) -> Array:
+    """The mean of ``|values[t] - values[t - season]|`` up to each time; of single steps while there is no season."""
+    found = np.ones(len(values))
+    for lag in sorted({1, season}):
+        if len(values) > lag + (season > 1) * 2:
+            sizes = np.abs(values[lag:] - values[:-lag])
+            means = np.cumsum(sizes) / np.arange(1, len(sizes) + 1)
+            found[lag:] = means
+            if lag == 1:
+                found[0] = means[0]
+    return np.asarray(np.maximum(found, 0.05))
+
+
 # ---- the network -----------------------------------------------------------------------------------------------------
 
 
@@ -150,12 +165,12 @@ def _logit(p: float) -> float:
 class Network(nn.Module):
     """Smoothing factors and first seasonal indices of each series, and the LSTM of all series."""
 
-    def __init__(self, shape: Shape, data: Prepared, rng: np.random.Generator) -> None:
-        count, features = len(data.scaled), shape.window + (shape.horizon if shape.seasons else 0)
+    def __init__(self, shape: Shape, profiles: Sequence[Array], count: int, rng: np.random.Generator) -> None:
+        features = shape.window + (shape.horizon if shape.seasons else 0)
         self.shape = shape
         self.level = nn.Parameter(np.full(count, _logit(_LEVEL), np.float32))
         self.seasonal = nn.Parameter(np.full((len(shape.seasons), count), _logit(_SEASONAL), np.float32))
-        for m, profile in zip(shape.seasons, data.profiles, strict=True):
+        for m, profile in zip(shape.seasons, profiles, strict=True):
             setattr(self, f"profile{m}", nn.Parameter(np.ascontiguousarray(profile.T)))
         widths = [features, *(shape.hidden for _ in shape.dilations)]
         self.blocks = nn.Sequential(
@@ -172,6 +187,14 @@ class Network(nn.Module):
         self.out.w[...] = 0
         self.out.b[...] = 0
         self.direct.w[...] = 0
+
+    @classmethod
+    def like(cls, shape: Shape, count: int, state: Mapping[str, Array] | None = None) -> Network:
+        """A network for as many series, with the parameters of `state`, if it is given."""
+        found = cls(shape, [np.zeros((m, count), np.float32) for m in shape.seasons], count, np.random.default_rng(0))
+        if state is not None:
+            found.load_state_dict(state)
+        return found
 
     @property
     def profiles(self) -> list[nn.Parameter]:
@@ -195,9 +218,7 @@ class Network(nn.Module):
             first = graph.transpose(graph.take(profile, ids))  # [m, B]
             factor = graph.sigmoid(graph.take(self.seasonal[j], ids)) * known
             cycles = (length // m, m, count)
-            states = graph.scan(
-                graph.reshape(1.0 - factor, cycles), graph.reshape(factor * rest, cycles), first
-            ).y
+            states = graph.scan(graph.reshape(1.0 - factor, cycles), graph.reshape(factor * rest, cycles), first).y
             every = graph.concatenate([first, graph.reshape(states, (length, count))])
             rest, u = rest - every[:length], u - every[:length]
             indices.append(every)
@@ -205,11 +226,12 @@ class Network(nn.Module):
         level = graph.scan(1.0 - factor, factor * u, start).y
         return u, level, indices
 
-    def forward(self, ids: Any, z: Any, known: Any, detrended: Any, start: Any, at: Any) -> Any:
+    def forward(self, ids: Any, z: Any, known: Any, detrended: Any, steps: Any, start: Any, at: Any) -> Any:
         """The forecasts [K, B, horizon] after the times `at` [K]."""
         shape = self.shape
         u, level, indices = self.smooth(ids, z, known, detrended, start)
         now = graph.take(level, at)  # [K, B]
+        size = graph.expand_dims(graph.take(steps, at), 1)
         back = graph.expand_dims(at, 1) + np.arange(1 - shape.window, 1)
         seen = graph.take(u * known, back) - graph.expand_dims(now, 1) * graph.take(known, back)  # [K, W, B]
         base = graph.expand_dims(now, 1)
@@ -223,7 +245,7 @@ class Network(nn.Module):
             base = base + profile
             inputs.append(profile)
         # The loss reaches the smoothing through the forecast itself; what the network sees is taken as given.
-        x = graph.stop_gradient(graph.transpose(graph.concatenate(inputs, axis=1), (0, 2, 1)))  # [K, B, F]
+        x = graph.stop_gradient(graph.transpose(graph.concatenate(inputs, axis=1) / size, (0, 2, 1)))  # [K, B, F]
         h = x = graph.clip(x, -30.0, 30.0)
         for block, dilations in zip(self.blocks, shape.dilations, strict=True):
             y = h
@@ -231,7 +253,8 @@ class Network(nn.Module):
                 y = self.dilated(layer, y, dilation)
             h = y + h if h.shape == y.shape else y
         out = self.out(graph.tanh(self.hidden(h))) + self.direct(x)
-        return graph.transpose(graph.broadcast_to(base, (len(at), shape.horizon, len(ids))), (0, 2, 1)) + out
+        base = graph.broadcast_to(base, (at.shape[0], shape.horizon, ids.shape[0]))
+        return graph.transpose(base, (0, 2, 1)) + out * graph.transpose(size, (0, 2, 1))
 
     def dilated(self, layer: nn.LSTM, x: Any, dilation: int) -> Any:
         """An LSTM whose state comes from `dilation` steps before: as many sequences, each of every such step."""
@@ -249,37 +272,43 @@ class _Trained(nn.Module):
         self.network, self.quantile = network, quantile
 
     def forward(
-        self, ids: Any, z: Any, known: Any, detrended: Any, start: Any, at: Any, target: Any, weight: Any
+        self,
+        ids: Any,
+        z: Any,
+        known: Any,
+        detrended: Any,
+        steps: Any,
+        start: Any,
+        at: Any,
+        target: Any,
+        weight: Any,
     ) -> Any:
-        error = target - self.network(ids, z, known, detrended, start, at)
+        error = target - self.network(ids, z, known, detrended, steps, start, at)
         pinball = graph.maximum(self.quantile * error, (self.quantile - 1.0) * error)
         return graph.sum(pinball * weight)
 
 
 def _origins(shape: Shape, offset: int = 0) -> Array:
-    """The times after which the steps of the LSTM forecast; `offset` values before the last one that can be compared."""
+    """The times after which the steps of the LSTM forecast; the last is `offset` values before the end."""
     last = shape.length - 1 - offset
     return last - shape.stride * np.arange(shape.steps - 1, -1, -1)
 
 
-def train(
-    series: Sequence[Array], shape: Shape, seed: int, *, quantile: float = 0.5, after: Callable[[int], None] | None = None
-) -> tuple[Network, list[Array]]:
-    """Train a network. Returns it, and the forecasts after the ends of the series by each of its last states."""
+def train(series: Sequence[Array], shape: Shape, seed: int, *, quantile: float = 0.5) -> Network:
+    """Train a network on all values of the series."""
     rng = np.random.default_rng(seed)
     data = prepare(series, shape)
-    network = Network(shape, data, rng)
-    model = _Trained(network, quantile)
-    rate = nn.Cosine(shape.rate, shape.updates, warm_up=min(20, shape.updates // 10), final=shape.rate / 30)
-    own = nn.Cosine(3 * shape.rate, shape.updates, warm_up=min(20, shape.updates // 10), final=shape.rate / 10)
-    groups = [{"params": network.shared(), "lr": rate}, {"params": network.per_series(), "lr": own}]
+    network = Network(shape, data.profiles, len(data.scaled), rng)
+    warm_up = min(20, shape.updates // 10)
+    groups = [
+        {"params": params, "lr": nn.Cosine(rate, shape.updates, warm_up=warm_up, final=rate / 30)}
+        for params, rate in ((network.shared(), shape.rate), (network.per_series(), shape.rate))
+    ]
     optimizer = nn.Adam(groups, maximum_norm=1.0)
-    step = nn.compile(model, None, optimizer, num_threads=1)
-    for number, batch in enumerate(_batches(data, shape, rng)):
+    step = nn.compile(_Trained(network, quantile), None, optimizer, num_threads=1)
+    for batch in _batches(data, shape, rng):
         step(*batch)
-        if after is not None:
-            after(number + 1)
-    return network, [predict(network, data)]
+    return network
 
 
 def _batches(data: Prepared, shape: Shape, rng: np.random.Generator) -> Iterator[tuple[Array, ...]]:
@@ -304,24 +333,40 @@ def _batches(data: Prepared, shape: Shape, rng: np.random.Generator) -> Iterator
         rows = np.maximum(rows, 0)
         columns = ids[None, :]
         z, known = data.z[rows, columns], data.known[rows, columns] * inside
-        detrended = data.detrended[rows, columns] * inside
+        detrended, steps = data.detrended[rows, columns] * inside, data.steps[rows, columns]
         seen = np.cumsum(known, axis=0)[at]  # values up to each origin [K, B]
         target = z[at[:, None] + ahead].transpose(0, 2, 1)
         weight = (seen >= least)[:, :, None] * data.weights[ids][None, :, None]
-        weight = np.broadcast_to(weight, target.shape)
+        weight = np.broadcast_to(weight / steps[at][:, :, None], target.shape)
         weight = weight / max(float(weight.sum()), 1.0)
-        yield ids, z, known, detrended, data.start[ids], at, target, weight.astype(np.float32)
+        yield ids, z, known, detrended, steps, data.start[ids], at, target, weight.astype(np.float32)
 
 
-def predict(network: Network, data: Prepared) -> Array:
-    """Forecasts after the ends of the series, [series, horizon], in the series' units."""
+def forecasts(network: Network, lengths: Sequence[int], series: Sequence[Array]) -> Array:
+    """Forecasts after the ends of series, [series, horizon], in the series' units.
+
+    They are the series of the training, with more values or fewer; `lengths` are those of the training.
+    """
+    shape = network.shape
+    profiles = [parameter.value.copy() for parameter in network.profiles]
+    for parameter in network.profiles:
+        for i, (before, y) in enumerate(zip(lengths, series, strict=True)):  # a phase is a row, counted from the end
+            parameter.value[i] = np.roll(parameter.value[i], before - len(y))
+    try:
+        return _predict(network, prepare(series, shape))
+    finally:
+        for parameter, old in zip(network.profiles, profiles, strict=True):
+            parameter.value = old
+
+
+def _predict(network: Network, data: Prepared) -> Array:
     shape = network.shape
     count, at = len(data.scaled), _origins(shape)
     batch = min(shape.batch, count)
     found = np.empty((count, shape.horizon))
     for first in range(0, count, batch):
         ids = np.minimum(np.arange(first, first + batch), count - 1)
-        inputs = (data.z[:, ids], data.known[:, ids], data.detrended[:, ids], data.start[ids])
+        inputs = (data.z[:, ids], data.known[:, ids], data.detrended[:, ids], data.steps[:, ids], data.start[ids])
         z = network.predict(ids, *inputs, at)[-1]
         for i, row in zip(ids, z, strict=True):
             found[i] = data.scaled[i].invert(row)
