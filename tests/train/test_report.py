@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.cli import main
-from retrograd.train import drawing
+from retrograd.train import chart as charts
 from retrograd.train.chart import Band, Chart, Line, one_line, png, stacked_svg, visible
 from retrograd.train.report import Block, Prose, Sample, Section, Table, page, plain
 from support.waiting import PATIENCE
@@ -68,22 +68,26 @@ def rows_of(text: str) -> list[list[tuple[str, str]]]:
     ]
 
 
+LIGHT, DARK = ([colours[f"line{i}"] for i in range(4)] for colours in (charts._LIGHT, charts._DARK))
+
+
 def all_blocks(text: str) -> list[Block]:
     lines = [Line(text, [0, 1], [1, 2]), Line(text, [0, 1], [2, 1])]
     return [
         Prose(text),
         Sample(text),
         Table([text, text], [[text, "1"], [text, "2"]], highlight=1),
-        Chart(text, text, text, lines, [Band(text, [0, 1], [1, 1], [2, 2])], x_ticks=[(0, text), (1, text)]),
+        Chart(text, text, text, lines, [Band(text, [0, 1], [1, 1], [2, 2])]),
     ]
 
 
 # ---- The page --------------------------------------------------------------------------------------------------------
 
 TAGS = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "main", "section", "pre", "div"}
-TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "bdi", "figure", "svg", "desc", "rect", "text", "path", "g"}
+TAGS |= {"table", "thead", "tbody", "tr", "th", "td", "bdi", "figure", "svg", "text", "path", "g", "defs", "use"}
+TAGS |= {"clippath", "rect"}
 NAMES = {"lang", "charset", "http-equiv", "content", "name", "class", "dir", "tabindex", "style", "role", "aria-label"}
-NAMES |= {"viewbox", "width", "height", "x", "y", "rx", "d", "text-anchor", "fill-opacity", "stroke-opacity"}
+NAMES |= {"viewbox", "width", "height", "x", "y", "d", "id", "href", "clip-path", "transform", "version"}
 
 
 def assert_harmless(text: str) -> Reader:
@@ -92,7 +96,8 @@ def assert_harmless(text: str) -> Reader:
     assert set(read.tags) <= TAGS
     assert {name for name, _ in read.attributes} <= NAMES
     for name, value in read.attributes:
-        assert name != "style" or re.fullmatch(r"stroke-width:\d+", value)
+        assert not re.search(r"url\s*\((?!#)|https?:|expression|[<>]", value) or name not in ("style", "clip-path")
+        assert name != "href" or value.startswith("#")
     assert not re.search(r"url\s*\(|@import|https?:", read.style)
     return read
 
@@ -126,9 +131,9 @@ def test_page_is_one_document_that_needs_nothing_else() -> None:
     assert ("charset", "utf-8") in read.attributes
     assert "prefers-color-scheme" in read.style
     assert "@media print" in read.style
-    assert text.count(drawing.STYLE) == 1
+    assert text.count(charts.STYLE) == 1
     # Once for wide screens and once for narrow ones.
-    assert [value for name, value in read.attributes if name == "viewbox"] == ["0 0 720 360", "0 0 340 310"]
+    assert [value for name, value in read.attributes if name == "viewbox"] == ["0 0 540 270", "0 0 255 232.5"]
 
 
 def test_sample_keeps_every_space_and_line() -> None:
@@ -283,7 +288,7 @@ REPORT = page("Report", HOSTILE, [Section("Learning", [LOSS]), Section(HOSTILE, 
 def test_browser_shows_the_curves(screenshot: Any, dark: bool) -> None:
     pixels, console = screenshot(REPORT, 900, 700, f"--blink-settings=preferredColorScheme={0 if dark else 1}")
     assert not console
-    colours = drawing.DARK if dark else drawing.LIGHT
+    colours = DARK if dark else LIGHT
     assert (pixels[2, 2].max() < 64) == dark
     for colour in colours[:2]:
         rows, columns = places(pixels, colour)
@@ -293,7 +298,7 @@ def test_browser_shows_the_curves(screenshot: Any, dark: bool) -> None:
         curve = [rows[(columns == x) & (rows > rows.min() + 20)].mean() for x in (400, 550, 700)]
         assert curve == sorted(curve)
         assert curve[0] < curve[2]
-    assert not len(places(pixels, (drawing.LIGHT if dark else drawing.DARK)[1])[0])
+    assert not len(places(pixels, (LIGHT if dark else DARK)[1])[0])
 
 
 def test_browser_shows_a_narrow_page_whole(screenshot: Any) -> None:
@@ -303,7 +308,7 @@ def test_browser_shows_a_narrow_page_whole(screenshot: Any) -> None:
     assert (pixels[:, :360] != page_colour).any()
     assert (pixels[:, 360:] == 255).all()  # beside the frame
     assert (pixels[200:, 357:360] == page_colour).all()  # nothing reaches over the margin
-    rows, columns = places(pixels, drawing.LIGHT[0])
+    rows, columns = places(pixels, LIGHT[0])
     assert columns.max() > 310
     # The drawing for wide screens would be half as high.
     assert rows.max() - rows.min() > 110
@@ -314,7 +319,7 @@ def test_browser_runs_no_script_even_if_one_got_in(screenshot: Any) -> None:
     pixels, console = screenshot(REPORT.replace("</main>", f"</main>{script}"), 900, 700)
     assert len(console) == 1
     assert "Content Security Policy" in console[0]
-    assert len(places(pixels, drawing.LIGHT[0])[0])
+    assert len(places(pixels, LIGHT[0])[0])
 
 
 def test_browser_shows_odd_charts(screenshot: Any) -> None:
@@ -326,7 +331,7 @@ def test_browser_shows_odd_charts(screenshot: Any) -> None:
     ]
     pixels, console = screenshot(page("Odd", "", [Section("", odd)]), 900, 1400)
     assert not console
-    rows, _ = places(pixels, drawing.LIGHT[0])
+    rows, _ = places(pixels, LIGHT[0])
     assert len(rows) > 60  # four dots, and what the legends have
 
 
@@ -339,10 +344,10 @@ def test_browser_and_png_show_the_same(screenshot: Any, tmp_path: Path) -> None:
     pixels, _ = screenshot(text.replace("<svg ", '<svg style="width:1200px;height:auto" ', 1), 1200, 1800)
     # Letters may be of another font, and edges may be smoothed in another way.
     assert (np.abs(pixels - painted).max(-1) > 100).mean() < 0.01
-    for colour in drawing.LIGHT[:2]:
+    for colour in LIGHT[:2]:
         for one, other in zip(places(pixels, colour), places(painted, colour), strict=True):
             assert (one.min(), one.max()) == pytest.approx((other.min(), other.max()), abs=2)
-    for colour in (*drawing.LIGHT[:2], "#e6e9ed", "#9aa3ad"):  # those of the lines, the grid and the axes
+    for colour in (*LIGHT[:2], "#e6e9ed", "#9aa3ad"):  # those of the lines, the grid and the axes
         assert len(places(pixels, colour)[0]) == pytest.approx(len(places(painted, colour)[0]), rel=0.2)
 
 
@@ -354,7 +359,7 @@ def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> N
     report = (folder / "report.html").read_text(encoding="utf-8")
     pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
     assert not console
-    for colour in drawing.LIGHT[:2]:  # training and validation
+    for colour in LIGHT[:2]:  # training and validation
         rows, columns = places(pixels, colour)
         assert columns.max() - columns.min() > 400
         assert rows.max() - rows.min() > 50

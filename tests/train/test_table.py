@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrograd.train.settings import InputError
-from retrograd.train.table import Step, Table, _names, read_table
+from retrograd.train.table import Panel, Step, Table, _names, read_data, read_table
 
 DAY = date(2021, 1, 1)  # a Friday
 
@@ -337,3 +337,150 @@ def test_an_index_is_a_steady_column_of_a_telling_name(file: Path) -> None:
 )
 def test_seasons_of_the_calendar(step: Step, seasons: tuple[int, ...]) -> None:
     assert step.seasons() == seasons
+
+
+# ---- kinds of files --------------------------------------------------------------------------------------------------
+
+
+def lines(*rows: str) -> str:
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "step", "after"),
+    [
+        (lines("yyyymm,x", "199911,1", "199912,5", "200001,3"), "199911", "1 month", "200002"),
+        (lines("date,x", "20191231,1", "20200101,5", "20200102,3"), "20191231", "1 day", "20200103"),
+        (lines("timestamp,x", "1577836800,1", "1577840400,5", "1577844000,3"), "1577836800", "1 hour", "1577847600"),
+        (lines("time,x", "1577836800000,1", "1577836801000,5"), "1577836800000", "1 second", "1577836802000"),
+        (lines("year,month,x", "1999,11,1", "1999,12,5", "2000,1,3"), "1999-11", "1 month", "2000-02"),
+        (lines("Year,Month,x", "1999,Nov,1", "1999,Dec,5", "2000,Jan,3"), "1999-11", "1 month", "2000-02"),
+        (lines("year,mon,day,x", "2020,2,28,1", "2020,2,29,5"), "2020-02-28", "1 day", "2020-03-01"),
+        (lines("year,quarter,x", "1999,3,1", "1999,4,5", "2000,1,3"), "1999Q3", "3 months", "2000Q2"),
+        (lines("year,qtr,x", "1999,Q3,1", "1999,Q4,5"), "1999Q3", "3 months", "2000Q1"),
+        (lines("ds,x", "1999-11-01,1", "1999-12-01,5"), "1999-11-01", "1 month", "2000-01-01"),
+        (lines("year,x", "1999,1", "2000,5", "2001,4"), "1999", "1 year", "2002"),
+        (lines("when,x", "1999 Q3,1", "1999 Q4,5"), "1999 Q3", "3 months", "2000 Q1"),
+        (lines("when,x", "Q3 1999,1", "Q4 1999,5"), "Q3 1999", "3 months", "Q1 2000"),
+        (lines("when,x", "1999M11,1", "1999M12,5"), "1999M11", "1 month", "2000M01"),
+        (lines("when,x", "November 1999,1", "December 1999,5"), "November 1999", "1 month", "January 2000"),
+        (lines("date,time,x", "2020-01-01,22:30,1", "2020-01-01,23:00,5"), "2020-01-01 22:30", "30 minutes", None),
+        (lines("when,x", "01/31/2020 11:30 PM,1", "02/01/2020 12:00 AM,5"), "01/31/2020 11:30 PM", "30 minutes", None),
+        (lines("when,x", "2020-01-01T22,1", "2020-01-01T23,5"), "2020-01-01T22", "1 hour", "2020-01-02T00"),
+        (lines("date,x", "2020-01-03,1", "2020-01-02,5", "2020-01-01,4"), "2020-01-01", "1 day", "2020-01-04"),
+        (lines("when,x", "2020-01-05,1", "Jan 6 2020,5", "2020/01/07,4"), "2020-01-05", "1 day", "2020-01-08"),
+    ],
+)
+def test_times_become_dates(file: Path, text: str, first: str, step: str, after: str | None) -> None:
+    table = read(file, text)
+    assert list(table.columns) == ["x"]
+    assert table.times.values.dtype.kind == "M"
+    assert (table.times.label(0), str(table.times.step)) == (first, step)
+    assert after is None or table.times.after(1) == [after]
+
+
+def test_what_is_not_a_date_is_not_counted_in_silence(file: Path) -> None:
+    assert "column 'date' has the name of a time, but line 2 has 'first'" in refusal(
+        file, "date,x\nfirst,1\nsecond,2\n"
+    )
+    (note,) = read(file, "period,x\n1,1\n2,5\n5,3\n").notes
+    assert "has the name of a time, but its steps differ" in note
+    message = refusal(file, dated(["2020-01-05", "03/04/2020", "2020-06-05"]))
+    assert "'03/04/2020' may have the day or the month first" in message
+    with pytest.raises(InputError, match="column 'x' has no dates: line 2 has '0'"):
+        read_table(file, time="x")
+    with pytest.raises(InputError, match=r"--time: .* has no column 'z'; it has 'when', 'x'"):
+        read_table(file, time="z")
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "note"),
+    [
+        (lines("a,b", "1 kg,2", "3.5 kg,4"), [1, 3.5], "have the unit 'kg'"),
+        (lines("a,b", "1%,2", "3.5 %,4"), [1, 3.5], None),
+        (lines("a,b", "$1,2", "$3.50,4"), [1, 3.5], None),
+        (lines("a;b", "1.234,50 €;2", "-3,25 €;4"), [1234.5, -3.25], None),
+        (lines("a,b", '"1,234.5",2', '"1,234,567",4'), [1234.5, 1234567], None),
+        (lines("a;b", "1.234.567;2", "3;4"), [1234567, 3], None),
+        (lines("a;b", "1 234;2", "3;4"), [1234, 3], None),
+        (lines("a;b", "1'234;2", "3;4"), [1234, 3], None),
+        (lines("a,b", "(12),2", "3,4"), [-12, 3], None),
+        (lines("a,b", "−12,2", "3,4"), [-12, 3], None),
+        (lines('"a","b"', '"1","2"', '"3","4"'), [1, 3], None),
+        (lines("# made by", "# a program", "a,b", "1,2", "3,4"), [1, 3], "2 comment lines skipped"),
+        (lines("sep=;", "a;b", "1;2", "3;4"), [1, 3], None),
+        (lines("Sales of the year", "", "a,b", "1,2", "3,4"), [1, 3], "1 line above the header"),
+        (lines("Sales,,", "a,b,c", "1,2,3", "3,4,5"), [1, 3], "1 line above the header"),
+        (lines("a,b", "1,2", "3,4", "5,6", "Total,12"), [1, 3, 5], "Line 5 is a total"),
+        (lines("a,b", "1,2", "3,4", "5,6", "Source: the office"), [1, 3, 5], "1 line below the table"),
+        (lines("a,b", "kg,m", "1,2", "3,4"), [1, 3], "The header has two lines"),
+        (lines("a,b,", "1,2,", "3,4,"), [1, 3], None),
+    ],
+)
+def test_numbers_as_people_write_them(file: Path, text: str, values: list[float], note: str | None) -> None:
+    table = read(file, text)
+    assert next(iter(table.columns.values())).tolist() == values
+    if note is not None:
+        assert any(note in one for one in table.notes), table.notes
+
+
+@pytest.mark.parametrize("gap", ["-", "..", "n/a", "NA", "#N/A", "--", "…"[:0], "n.a.", "<NA>"])
+def test_marks_of_what_is_missing(file: Path, gap: str) -> None:
+    assert read(file, f"a,b\n1,2\n{gap},3\n5,4\n", gaps="interpolate").columns["a"].tolist() == [1, 3, 5]
+
+
+def test_units_that_differ_are_refused(file: Path) -> None:
+    message = refusal(file, "a,b\n1 kg,2\n3 kg,3\n950 g,4\n")
+    assert "line 4, column 'a': '950 g' (other cells have 'kg')" in message
+    assert "line 3, column 'a': '12 34'" in refusal(file, "a,b\n1,2\n12 34,3\n")
+
+
+def test_text_of_windows(file: Path) -> None:
+    table = read(file, "größe,b\n1,2\n3,4\n".encode("cp1252"))
+    assert list(table.columns) == ["größe", "b"]
+    assert table.notes == ("The file is not UTF-8 (line 1): it is read as Windows-1252.",)
+    assert read(file, "a,b\n1,2\n3,4\n".encode("utf-16")).columns["b"].tolist() == [2, 4]
+
+
+def test_excel_and_parquet(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("openpyxl")
+    pytest.importorskip("pyarrow")
+    frame = pandas.DataFrame(
+        {"date": pandas.date_range("2020-01-30", periods=4), "x": [1.5, 2, 3, 4], "n": [1, 2, 3, 5]}
+    )
+    frame.to_excel(tmp_path / "a.xlsx", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.set_index("date").to_parquet(tmp_path / "b.parquet")
+    for name in ("a.xlsx", "a.parquet", "b.parquet"):
+        table = read_table(tmp_path / name)
+        assert table.times.column == "date"
+        assert table.times.after(1) == ["2020-02-03"]
+        assert {key: values.tolist() for key, values in table.columns.items()} == {
+            "x": [1.5, 2, 3, 4],
+            "n": [1, 2, 3, 5],
+        }
+    for name in ("c.xlsx", "c.parquet"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04" if "x" in name else b"PAR1")
+        with pytest.raises(InputError, match=name):
+            read_table(tmp_path / name)
+
+
+def test_a_long_table_is_a_panel(file: Path) -> None:
+    text = lines("unique_id,ds,y", "b,2020-01,1", "b,2020-02,2", "a,2020-01,5", "a,2020-02,6", "a,2020-03,7")
+    file.write_text(text)
+    panel = read_data(file)
+    assert isinstance(panel, Panel)
+    assert {name: values.tolist() for name, values in panel.series.items()} == {"b": [1, 2], "a": [5, 6, 7]}
+    assert panel.times["a"].after(1) == ["2020-04"]
+    assert (panel.target, panel.id_column, panel.rows) == ("y", "unique_id", 5)
+    with pytest.raises(InputError, match=r"has 2 series \(column 'unique_id'\), not one"):
+        read_table(file)
+    file.write_text(text.replace("unique_id,ds,y", "shop,day,sales"))
+    with pytest.raises(InputError, match="--id names the column that tells them apart"):
+        read_data(file)
+    named = read_data(file, identity="shop", target="sales")
+    assert isinstance(named, Panel)
+    assert list(named.series) == ["b", "a"]
+    with pytest.raises(InputError, match="has no column y with the values of the series; --target names it"):
+        read_data(file, identity="shop")

@@ -95,6 +95,8 @@ def _variables(colours: dict[str, str]) -> str:
 STYLE: Final = (
     f":root {{ {_variables(_LIGHT)} }}\n"
     f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {_variables(_DARK)} }} }}\n"
+    ".rg-chart { width: 100%; height: auto; }\n"
+    ".rg-chart * { stroke-linejoin: round; stroke-linecap: butt; }\n"
     '.rg-chart text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; }\n'
 )
 _NAMES: Final = {colour: name for name, colour in _LIGHT.items()}
@@ -173,14 +175,17 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
         alone = len(y) == 1
         look = {"solid": ("-", 1.8), "dashed": ((0, (4, 2.5)), 1.5), "points": ("", 0.0)}[line.style]
         marker = "o" if alone or line.style == "points" else ""
+        lone = np.flatnonzero(_lone(y)) if line.style != "points" else []
+        if len(lone) and not alone:
+            axis.plot(x[lone], y[lone], color=colour, linestyle="", marker="o", markersize=3)
         axis.plot(
-            *(x, y), label=one_line(line.label), color=colour, linestyle=look[0], linewidth=look[1], marker=marker,
+            *(x, y), label=_label(line.label), color=colour, linestyle=look[0], linewidth=look[1], marker=marker,
             markersize=4,
         )  # fmt: skip
     for band in chart.bands:
         colour = _LIGHT[f"line{band.line % max(len(chart.lines), 1) % _LINES}"]
         low, high = _plotted(band.low), _plotted(band.high)
-        axis.fill_between(_plotted(band.x), low, high, color=colour, alpha=0.2, linewidth=0, label=one_line(band.label))
+        axis.fill_between(_plotted(band.x), low, high, color=colour, alpha=0.2, linewidth=0, label=_label(band.label))
     axis.set_xlabel(one_line(chart.x_label)[:letters])
     axis.set_ylabel(one_line(chart.y_label)[: 30 if narrow else 40])
     axis.margins(x=0.01)
@@ -190,7 +195,7 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
         axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     else:
         whole = all((_plotted(line.x) == np.round(_plotted(line.x))).all() for line in chart.lines)
-        axis.xaxis.set_major_locator(ticker.MaxNLocator(4 if narrow else 8, integer=whole))
+        axis.xaxis.set_major_locator(ticker.MaxNLocator(4 if narrow else 8, integer=whole, steps=[1, 2, 5, 10]))
         axis.xaxis.set_major_formatter(ticker.FuncFormatter(_thousands))
     if not chart.log_y:
         axis.yaxis.set_major_formatter(ticker.FuncFormatter(_thousands))
@@ -199,6 +204,17 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
         low, high = axis.get_ylim()
         if not chart.log_y:  # room for the legend
             axis.set_ylim(low, high + (0.22 if narrow else 0.14) * (high - low))
+
+
+def _lone(y: Any) -> Any:
+    """Return which values have a gap on both sides, so that no line shows them."""
+    there = np.concatenate([[False], np.isfinite(y), [False]])
+    return there[1:-1] & ~there[:-2] & ~there[2:]
+
+
+def _label(text: str) -> str:
+    """Return a label for the legend, which leaves out those that are empty or begin with an underscore."""
+    return f"\u200b{one_line(text)}" if text.startswith("_") or not text.strip() else one_line(text)
 
 
 def _thousands(value: float, _: Any = None) -> str:
@@ -240,6 +256,7 @@ def _svg(charts: Sequence[Chart], width: int, height: int, *, standalone: bool) 
         text = _save(charts, width, height, "svg", metadata={"Date": None, "Creator": None}).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, count=1, flags=re.DOTALL)
     label = "; ".join(visible(one_line(chart.title)) for chart in charts)
     marks = f'<svg class="rg-chart" role="img" aria-label="{_escape(label)}"'
     text = text.replace("<svg", marks, 1)
@@ -247,15 +264,18 @@ def _svg(charts: Sequence[Chart], width: int, height: int, *, standalone: bool) 
     text = re.sub(r'\bid="', f'id="{prefix}', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{prefix}", text)
     text = re.sub("|".join(map(re.escape, _NAMES)), lambda found: f"var(--rg-{_NAMES[found[0]]}, {found[0]})", text)
+    text = text.replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
     if not standalone:
-        return text
+        return text.replace(' xmlns="http://www.w3.org/2000/svg"', "")
     style = f"<style>{_variables_in_svg()}</style>"
     start = text.index(">", text.index("<svg")) + 1
     return '<?xml version="1.0" encoding="utf-8"?>\n' + text[:start] + style + text[start:]
 
 
 def _variables_in_svg() -> str:
-    return f"svg {{ {_variables(_LIGHT)} }} @media (prefers-color-scheme: dark) {{ svg {{ {_variables(_DARK)} }} }}"
+    lines = "svg * { stroke-linejoin: round; stroke-linecap: butt; }"
+    dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {_variables(_DARK)} }} }}"
+    return f"{lines} svg {{ {_variables(_LIGHT)} }} {dark}"
 
 
 def _key(chart: Chart) -> tuple[Any, ...]:
@@ -271,4 +291,4 @@ def _escape(text: str) -> str:
 
 def png(charts: Sequence[Chart]) -> bytes:
     """Return charts below each other as a PNG."""
-    return _save(charts, 720, 360, "png", dpi=144)
+    return _save(charts, 720, 360, "png", dpi=160)

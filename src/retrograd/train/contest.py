@@ -35,6 +35,7 @@ LEARNED: Final = ("linear", "network")  # ours: fitted once, to the rows of the 
 _VALIDATED: Final = 8  # origins that decide the weights
 _TESTED: Final = 8  # origins in the test part
 _LEAST: Final = 4  # origins from which a gain can be told from chance
+_EARLIER: Final = 12  # origins before the test part
 _BANDED: Final = 16  # origins whose errors make a band
 _COVERAGE: Final = 0.8
 _POWER: Final = 4
@@ -87,14 +88,14 @@ def by_library(key: str, values: Array, season: int, horizon: int) -> Array:
 
 
 def rolling_origins(rows: int, horizon: int, season: int, middle: int, last: int) -> list[int]:
-    """Return origins in ascending order: up to 8 in the last `last` rows, the test part, and 16 before it.
+    """Return origins in ascending order: up to 8 in the last `last` rows, the test part, and 12 before it.
 
     Their spacing is half a horizon, or more if that spreads them over the part.
     """
     start = rows - last
     least = max(2 * season + 5, horizon, rows // 4)
     found: set[int] = set()
-    for end, part, most in ((rows, last, _TESTED), (start, middle, 2 * _VALIDATED)):
+    for end, part, most in ((rows, last, _TESTED), (start, middle, _EARLIER)):
         stride = max(1, horizon // 2, (part - horizon) // (_TESTED - 1))
         first = start if end == rows else least
         found.update(origin for origin in range(end - horizon, first - 1, -stride)[:most])
@@ -179,8 +180,9 @@ def _shrunk(predicted: Mapping[str, Array], truth: Array, first: str) -> dict[st
     raw = {key: weight / total for key, weight in raw.items()}
     combined = np.asarray(sum(weight * predicted[key] for key, weight in raw.items()))
     gains = (np.abs(predicted[first] - truth) - np.abs(combined - truth)).mean(axis=1)
-    gain, error = float(gains.mean()), float(gains.std(ddof=1)) / len(gains) ** 0.5
-    share = max(0.0, 1 - (error / gain) ** 2) if gain > 0 else 0.0
+    # Neighbours share half of their rows, which doubles the variance of the mean.
+    gain, variance = float(gains.mean()), 2 * float(gains.var(ddof=1)) / len(gains)
+    share = max(0.0, 1 - variance / gain**2) if gain > 0 else 0.0
     weights = {key: share * weight for key, weight in raw.items()}
     weights[first] += 1 - share
     return weights

@@ -38,7 +38,7 @@ _MONTHS: Final = ("%Y-%m", "%Y/%m", "%m/%Y", "%b %Y", "%b-%Y", "%B %Y", "%Y %b",
 _QUARTER: Final = re.compile(r"(?:(?P<y>\d{4})[- ]?Q(?P<q>[1-4])|Q(?P<p>[1-4])[- /]?(?P<x>\d{4}))", re.IGNORECASE)
 _QUARTERS: Final = ("%YQ%q", "%Y-Q%q", "%Y Q%q", "Q%q %Y", "Q%q-%Y", "Q%q/%Y")
 _PATTERNS: Final = (
-    *(*_DATES, *_MONTHS),
+    *(*_DATES, *_MONTHS, "%Y-%m-%d %H", "%Y-%m-%dT%H"),
     *(date + join + clock for date in _DATES for join in " T" for clock in _CLOCKS if join == " " or "%I" not in clock),
 )
 _DIGITS: Final = {
@@ -179,6 +179,11 @@ def find_times(
     """
     if wanted is not None:
         columns = [column for column in columns if column.name == wanted]
+    elif clocked := _clocked(columns):
+        column, used = clocked
+        reading = _written(name, column, lines, notes, always=True)
+        assert reading is not None
+        return _timeline(name, column, reading, lines, notes, used)
     elif parts := _calendar(columns):
         used = tuple(column.name for column in columns if column.name in parts[1])
         label = "date" if "date" not in {column.name for column in columns} - set(used) else "ds"
@@ -190,6 +195,17 @@ def find_times(
         if reading is not None:
             return _timeline(name, column, reading, lines, notes, (column.name,))
     return None, (), False
+
+
+def _clocked(columns: Sequence[Column]) -> tuple[Column, tuple[str, ...]] | None:
+    """Join a column of dates and one of the time of day."""
+    clock = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?( ?[AaPp][Mm])?")
+    clocks = [c for c in columns if c.key in ("time", "clock", "hour") and all(map(clock.fullmatch, c.cells))]
+    days = [c for c in columns if c.cells[0] and any(_shape(pattern).fullmatch(c.cells[0]) for pattern in _DATES)]
+    if not clocks or not days:
+        return None
+    cells = [f"{day} {time}" for day, time in zip(days[0].cells, clocks[0].cells, strict=True)]
+    return Column(days[0].name, cells), (days[0].name, clocks[0].name)
 
 
 def _numeric(column: Column) -> _Reading | None:

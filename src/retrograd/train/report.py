@@ -125,7 +125,6 @@ td.number { white-space: nowrap; }
 .best > * { background: var(--mark); font-weight: 600; }
 .best > :first-child { box-shadow: inset 3px 0 var(--accent); }
 figure .narrow { display: none; }
-.rg-chart { width: 100%; }
 @media screen and (max-width: 36rem) {
   header, main { padding-left: 0.5rem; padding-right: 0.5rem; }
   header { padding: 1.5rem 1rem 1rem; }
@@ -199,7 +198,7 @@ def _section(section: Section) -> Iterator[str]:
         elif isinstance(block, Table):
             yield from _table(block)
         elif not drawable():
-            yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[series]').</p>"
+            yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[plot]').</p>"
         else:
             # A separate narrow drawing keeps the text readable on narrow screens.
             yield '<figure><div class="wide">'

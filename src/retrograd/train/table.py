@@ -30,10 +30,11 @@ _GAPS: Final = frozenset(
     {"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "-", "--", "–", "—", "..", "...", ".", "n.a.", "n.d."}
     | {"nd", "n.v.", "missing", "(na)", "nat", "<na>", "#div/0!", "#value!", "#ref!"}
 )
+_DATED: Final = frozenset({"date", "datetime", "timestamp", "ds", "time", "yyyymm", "yearmonth", "yyyymmdd"})
 _TOTALS: Final = re.compile(
     r"(grand |sub)?totals?|sum|summe|gesamt|average|avg|mean|max(imum)?|min(imum)?|std|count", re.IGNORECASE
 )
-_COMMENTS: Final = ("#", "//", "%")
+_COMMENT: Final = re.compile(r"\s*(#(?!n/a|div/|value!|ref!)|//|%)", re.IGNORECASE)
 _PLAIN: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _GROUPED: Final = re.compile(r"[+-]?[1-9]\d{0,2}([., ' ])\d{3}(\1\d{3})*", re.ASCII)
 _CURRENCY: Final = r"(?:[$€£¥₹]|US\$|USD|EUR|GBP|CHF|JPY)"
@@ -95,9 +96,7 @@ def read_table(
     """Read a table with a row for each time. With `gaps` "interpolate", missing values are interpolated linearly."""
     found = read_data(path, gaps=gaps, decimal=decimal, time=time)
     if isinstance(found, Panel):
-        raise InputError(
-            f"{found.name} has {counted(len(found.series), 'series')} (column {found.id_column!r}), not one"
-        )
+        raise InputError(f"{found.name} has {len(found.series):,} series (column {found.id_column!r}), not one")
     return found
 
 
@@ -182,7 +181,7 @@ def _read_rows(
             del texts[column]
     elif time is None:
         times, newest_first = None, False  # the only column is what to forecast
-    columns = _numbers(name, texts, sheet, gaps, decimal, notes)
+    columns = _numbers(name, texts, sheet, gaps, decimal, notes, undated=times is None)
     if newest_first:
         columns = {column: values[::-1].copy() for column, values in columns.items()}
     if not columns:
@@ -277,7 +276,7 @@ def _parse(text: Iterable[str], delimiter: str) -> Iterable[tuple[int, list[str]
 
 def _read_csv(name: str, text: str, notes: list[str]) -> Sheet:
     lines = text.splitlines(keepends=True)
-    comments = [i for i, line in enumerate(lines) if line.lstrip().startswith(_COMMENTS)]
+    comments = [i for i, line in enumerate(lines) if _COMMENT.match(line)]
     for i in comments:
         lines[i] = "\n"
     if comments:
@@ -390,7 +389,7 @@ def _names(name: str, first: Sequence[str]) -> list[str]:
 
 
 def _numbers(
-    name: str, texts: dict[str, list[str]], sheet: Sheet, gaps: str, decimal: str, notes: list[str]
+    name: str, texts: dict[str, list[str]], sheet: Sheet, gaps: str, decimal: str, notes: list[str], undated: bool
 ) -> dict[str, Array]:
     lines = sheet.lines
     columns: dict[str, Array] = {}
@@ -399,6 +398,11 @@ def _numbers(
     mark = _Mark(decimal, sheet.delimiter, texts)
     for column, cells in texts.items():
         values, wrong, absent, why = _column(name, column, cells, lines, mark, notes)
+        if undated and len(wrong) == len(cells) and Column(column, ()).key in _DATED:
+            raise InputError(
+                f"{name}: column {column!r} has the name of a time, but line {lines[0]} has {cells[0]!r}, which is not "
+                "a date of a known kind; write dates as 2024-12-31 or 2024-12-31 23:59"
+            )
         there = ~np.isnan(values)
         if len(absent) == len(cells):
             notes.append(f"Column {column!r} is empty and is left out.")
