@@ -69,6 +69,7 @@ class PanelModel:
     digest: str  # of the series
     shape: Shape | None
     networks: tuple[Network, ...] = field(default=(), repr=False)
+    reading: dict[str, Any] = field(default_factory=dict)  # how the command read the table
 
     def forecast(self, horizon: int | None = None) -> dict[str, PanelForecast]:
         """Return the forecasts after the ends of the series, by their names."""
@@ -387,7 +388,7 @@ class _Fit:
         verdict = self.verdict(weights, predicted)
         weights, point, networks, shape = self.refit(weights, shape)
         scale = self.scale[:, None]
-        ends = [point + low * scale, point + high * scale]
+        ends = (point + low * scale, point + high * scale)
         for i, y in enumerate(self.series):
             if y.min() >= 0:  # of a quantity that has no negative values
                 for rows in (point, *ends):

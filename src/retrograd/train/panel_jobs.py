@@ -142,13 +142,15 @@ def run(
         more = True
         while more or waiting:
             while more and len(waiting) < processes and time.monotonic() < deadline:
-                number, job = next(following, (-1, None))
-                if job is None:
+                upcoming = next(following, None)
+                if upcoming is None:
                     more = False
                 else:
-                    waiting[pool.submit(_work, job)] = number
+                    waiting[pool.submit(_work, upcoming[1])] = upcoming[0]
             if time.monotonic() >= deadline:
                 more = False
+            if not waiting:
+                break
             ended, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in ended:
                 found[waiting.pop(future)] = future.result()

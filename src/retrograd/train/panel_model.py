@@ -173,7 +173,7 @@ class Network(nn.Module):
         for m, profile in zip(shape.seasons, profiles, strict=True):
             setattr(self, f"profile{m}", nn.Parameter(np.ascontiguousarray(profile.T)))
         widths = [features, *(shape.hidden for _ in shape.dilations)]
-        self.blocks = nn.Sequential(
+        self.blocks: Any = nn.Sequential(
             *(
                 nn.Sequential(
                     *(nn.LSTM(shape.hidden if j else width, shape.hidden, rng=rng) for j in range(len(dilations)))
