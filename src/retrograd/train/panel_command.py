@@ -44,7 +44,7 @@ def train_panel(
     for name in given:
         if name not in _SETTINGS:
             raise InputError(
-                f"--{name.replace('_', '-')} is for a table of one row per time, and {panel.name} is a panel"
+                f"--{name.replace('_', '-')} is for a table with one row for each time, but {panel.name} is a panel"
             )
     begun = time.monotonic()
     season = settings.season or find_panel_season(panel)
