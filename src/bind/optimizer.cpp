@@ -129,6 +129,34 @@ public:
         return {};
     }
 
+    // The same with the hyperparameters in memory, of the parameters' type, as in GivenStep; sgd needs only the rate.
+    Outcome given_step(nb::handle parameters, nb::handle gradients, nb::handle states0, nb::handle states1,
+                       nb::handle states2, nb::handle learning_rate, nb::handle keep_first, nb::handle keep_second,
+                       nb::handle eps, bool overlap_checked, int threads) const {
+        Call call;
+        std::deque<View> views;
+        GivenStep step;
+        step.rule = rule_;
+        step.parameters = read(call, views, {parameters, gradients, states0, states1, states2}, overlap_checked);
+        if (call.refused()) return call.refusal();
+        if (step.parameters.empty()) return {};
+        step.dtype = step.parameters[0].dtype;
+        const Element element = step.dtype == DType::f64 ? Element::f64 : Element::f32;
+        const View rate(call, learning_rate, "learning_rate", element), first(call, keep_first, "keep_first", element),
+            second(call, keep_second, "keep_second", element), small(call, eps, "eps", element);
+        for (const View* v : {&rate, &first, &second, &small}) {
+            if (v == &rate || rule_.kind == OptimizerKind::adam) v->require();
+            v->check_vector(1);
+        }
+        if (call.refused()) return call.refusal();
+        step.learning_rate = rate.data();
+        step.keep_first = first.data();
+        step.keep_second = second.data();
+        step.eps = small.data();
+        run_driver<nb::handle>(double(elements_of(step.parameters)), threads, step, rg::given_step);
+        return {};
+    }
+
 private:
     std::vector<OptimizerParameter> read(Call& call, std::deque<View>& views,
                                          const std::array<nb::handle, kOptimizerArrays>& given,
@@ -202,7 +230,11 @@ void bind_optimizer(nb::module_& m) {
         .def("scheduled_step", &OptimizerRule::scheduled_step, nb::arg("parameters"), nb::arg("gradients"),
              nb::arg("states0"), nb::arg("states1"), nb::arg("states2"), nb::arg("learning_rate"), nb::arg("count"),
              nb::arg("weight_decay"), nb::arg("epsilon_hat"), nb::arg("factors"), nb::arg("overlap_checked"),
-             nb::arg("threads"), "The same with a learning rate and a step number in memory.");
+             nb::arg("threads"), "The same with a learning rate and a step number in memory.")
+        .def("given_step", &OptimizerRule::given_step, nb::arg("parameters"), nb::arg("gradients"), nb::arg("states0"),
+             nb::arg("states1"), nb::arg("states2"), nb::arg("learning_rate"), nb::arg("keep_first").none(),
+             nb::arg("keep_second").none(), nb::arg("eps").none(), nb::arg("overlap_checked"), nb::arg("threads"),
+             "The same with all hyperparameters that it has in memory.");
     m.def("global_norm", &global_norm, nb::arg("arrays"), nb::arg("overlap_checked"), nb::arg("threads"));
 }
 

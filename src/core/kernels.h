@@ -28,6 +28,12 @@ constexpr int64_t chain_elements(int64_t cols) {
     return (cols + kChainLine<A> - 1) / kChainLine<A> * 2 * kChainLine<A>;
 }
 
+// Arrays with a value for each row of a block are written in vectors of at most this many.
+constexpr int kRowLanes = 8;
+
+// Rows that fit in a few registers.
+constexpr int64_t kShortRow = 64;
+
 // The size of a block: `rows` runs of `cols` contiguous elements.
 struct BlockSize {
     int64_t rows, cols;
@@ -87,9 +93,9 @@ struct RowParameters {
 };
 
 // Of rows: the coefficients of dx that depend on the row's sums.
-template <class A>
+template <class T>
 struct RowSlopes {
-    const A *b, *k;
+    T b, k;
 };
 
 // What a kernel sums over the next block while it writes one of the same size, so that memory reads and writes overlap.
@@ -160,7 +166,7 @@ struct NormKernels {
     // rstd = 1 / sqrt(var + eps)
     void (*reciprocal_std)(int64_t sets, const double* var, double eps, double* rstd);
     // What the statistics of rows are as the arithmetic type: center = mean, rstd = 1 / sqrt(var + eps), and offset =
-    // (center - mean) * rstd.
+    // (center - mean) * rstd. Written in whole vectors: the arrays have room for a multiple of kRowLanes.
     void (*row_standardize)(int64_t rows, const double* mean, const double* var, double eps,
                             Standardization<A*> statistics);
     // y = f(xhat * gamma + beta)
@@ -173,9 +179,14 @@ struct NormKernels {
     // xhat are added to the columns' sums there, for at most kColumnRows rows before add_chains.
     void (*row_sums)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                      const A* gamma, double* sum_g, double* sum_g_xhat, A* chains);
-    // dx = rstd * (gamma * dz) + (b * xhat + k)
+    // The slopes of rows from such sums: b = -rstd * (sum_g_xhat * share), k = -rstd * (sum_g * share). Arrays of A as
+    // in row_standardize.
+    void (*row_slopes)(int64_t rows, const A* rstd, const double* sum_g, const double* sum_g_xhat, double share,
+                       RowSlopes<A*> slopes);
+    // dx = rstd * (gamma * dz) + (b * xhat + k). Chains as in row_sums, not streamed, and only one of the two adds to
+    // them: here they cost less if rows are at most kShortRow long, there if they are longer.
     void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
-                   const A* gamma, RowSlopes<A> slopes, Target<A> dx);
+                   const A* gamma, RowSlopes<const A*> slopes, Target<A> dx, A* chains);
     // sum_dz and sum_dz_xhat += chains, an array of chain_elements(cols); chains = 0
     void (*add_chains)(int64_t cols, A* chains, double* sum_dz, double* sum_dz_xhat);
     // sums[i] += sums[count + i] + ..., `parts` arrays of `count` in their order

@@ -231,6 +231,9 @@ class OptimizerRule:
     def scheduled_step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, learning_rate: object, count: object, weight_decay: float, epsilon_hat: bool, factors: Sequence[float], overlap_checked: bool, threads: int) -> Refusal | None:
         """The same with a learning rate and a step number in memory."""
 
+    def given_step(self, parameters: object, gradients: object, states0: object, states1: object, states2: object, learning_rate: object, keep_first: object | None, keep_second: object | None, eps: object | None, overlap_checked: bool, threads: int) -> Refusal | None:
+        """The same with all hyperparameters that it has in memory."""
+
 def global_norm(arrays: object, overlap_checked: bool, threads: int) -> float | Refusal: ...
 
 def pool_forward(kind: int, f64: bool, x: object, windows: Sequence[int], count_padding: bool, y: object, indices: object | None, overlap_checked: bool, threads: int) -> Refusal | None:

@@ -63,7 +63,7 @@ def test_any_number_of_ranks_writes_the_same_model(ranks: int, text: Path, expec
     # One report, from rank 0.
     assert result.stderr == ""
     assert re.search(rf"^ranks +{ranks}, 8 shards of each batch$", result.stdout, re.MULTILINE)
-    assert len(re.findall(r"^step +8 ", result.stdout, re.MULTILINE)) == 1
+    assert len(re.findall(r"^step 24  loss", result.stdout, re.MULTILINE)) == 1
     assert (tmp_path / "report.html").exists()
 
 
@@ -84,6 +84,24 @@ def test_a_run_resumes_on_another_number_of_ranks(text: Path, expected: bytes, t
 
 
 @pytest.mark.long
+def test_a_run_on_ranks_is_planned_for_a_time_limit_and_extended(text: Path, tmp_path: Path) -> None:
+    where = TEXT.index("--steps")
+    unplanned = (*TEXT[:where], *TEXT[where + 2 :])
+    result = run_on_ranks(2, *unplanned, text, "--output", tmp_path / "planned", "--time-limit", "3")
+    planned = re.search(r"^plan +([\d,]+) steps", result.stdout, re.MULTILINE)
+    assert planned, result.stdout
+    settings = nn.read_metadata(tmp_path / "planned" / "checkpoint.safetensors")["settings"]
+    assert settings["steps"] == int(planned[1].replace(",", ""))
+    for ranks in (1, 2):
+        folder = tmp_path / str(ranks)
+        alone(*TEXT, text, "--shards", "8", "--output", folder)
+        run_on_ranks(ranks, "-m", "retrograd", "train", "text", "--resume", folder, "--steps", "40")
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in "12")
+    assert one == two
+    assert nn.read_metadata(tmp_path / "2" / "checkpoint.safetensors")["records"][-1]["step"] == 40
+
+
+@pytest.mark.long
 def test_a_lost_rank_ends_the_run_and_leaves_a_checkpoint(text: Path, expected: bytes, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with log.open("w") as output:
@@ -94,7 +112,8 @@ def test_a_lost_rank_ends_the_run_and_leaves_a_checkpoint(text: Path, expected: 
             start_new_session=True,
         )
     try:
-        wait_until(lambda: "step  8" in log.read_text() or process.poll() is not None)
+        history = tmp_path / "run" / "history.csv"
+        wait_until(lambda: (history.exists() and "\n8," in history.read_text()) or process.poll() is not None)
         ranks = _ranks_of(process.pid)
         if process.poll() is None and ranks:
             os.kill(max(ranks), signal.SIGKILL)

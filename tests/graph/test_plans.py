@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from retrograd import graph
-from retrograd.graph.tensor import leaves
 from support.arrays import Array
-from support.graph_models import MODELS, Model, evaluated
+from support.graph_models import MODELS, Model, check_program, same_bits
 
 A = np.random.default_rng(0).standard_normal((6, 5)).astype(np.float32)
 B = np.random.default_rng(1).standard_normal((6, 5)).astype(np.float32)
@@ -20,27 +19,6 @@ V = np.random.default_rng(2).standard_normal(5).astype(np.float32)
 
 def names(program: graph.Program) -> list[str]:
     return [step.name for step in program.plan.steps]
-
-
-def same_bits(found: Any, expected: Any) -> None:
-    found, expected = np.asarray(found), np.asarray(expected)
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
-    assert found.tobytes() == expected.tobytes(), (found, expected)
-
-
-def check(function: Callable[..., Any], *arguments: Any, runs: int = 2) -> graph.Program:
-    """Compare the runs of a program with the evaluation of its graph, node by node; values of variables included."""
-    program = graph.compile(function, *arguments)
-    for _ in range(runs):
-        expected, assigned = evaluated(program.graph, arguments)
-        before = {v: v.value.copy() for v in program.variables}
-        found = leaves(program(*arguments))
-        for one, other in zip(found, expected, strict=True):
-            same_bits(np.asarray(one, other.dtype), other)
-        for variable in program.variables:
-            same_bits(variable.value, assigned.get(variable, before[variable]))
-    return program
 
 
 def apart(program: graph.Program) -> None:
@@ -77,14 +55,14 @@ def test_dead_code_is_left_out() -> None:
         graph.softmax(x)
         return x + 1.0
 
-    program = check(function, A)
+    program = check_program(function, A)
     assert names(program) == ["add"]
     assert len(program.graph.nodes) > 4
 
 
 def test_gradients_that_nothing_needs_are_not_computed() -> None:
     w = graph.Variable(V[None] * 2)
-    program = check(lambda x: graph.gradients(graph.linear(x, w).sum(), [w]), A)
+    program = check_program(lambda x: graph.gradients(graph.linear(x, w).sum(), [w]), A)
     (backward,) = (step for step in program.plan.steps if step.name == "linear_backward")
     assert [r is not None for r in backward.results] == [False, True, False]
 
@@ -93,7 +71,7 @@ def test_common_subexpressions_are_computed_once() -> None:
     def function(x: graph.Tensor, y: graph.Tensor) -> Any:
         return [x @ y.T + (x @ y.T), graph.softmax(x) * 2.0, graph.softmax(x) * 3.0, graph.sum(x, 0) + graph.sum(x, 0)]
 
-    program = check(function, A, B)
+    program = check_program(function, A, B)
     assert names(program).count("matmul") == 1
     assert names(program).count("softmax") == 1
     assert names(program).count("sum") == 1
@@ -106,7 +84,7 @@ def test_the_forward_pass_is_not_repeated_by_gradients() -> None:
         h = graph.tanh(x @ V)
         return graph.gradients((h * h).sum(), [x]), graph.tanh(x @ V)
 
-    program = check(function, A)
+    program = check_program(function, A)
     assert sum("tanh" in name.split() for name in names(program)) == 1
 
 
@@ -117,7 +95,7 @@ def test_a_chain_is_one_record() -> None:
     def function(x: graph.Tensor, y: graph.Tensor) -> graph.Tensor:
         return graph.where(x > y, graph.tanh(x * 2.0 + y) - 1.0, graph.exp(-x) / (y * y + 3.0)) + V
 
-    program = check(function, A, B)
+    program = check_program(function, A, B)
     assert program._core.size == 1
     assert names(program)[0].startswith("map ")
 
@@ -129,7 +107,7 @@ def test_a_chain_with_several_results_is_one_record() -> None:
         third = graph.tanh(second) * first
         return first, second, third, x - third
 
-    program = check(function, A)
+    program = check_program(function, A)
     assert program._core.size == 1
     apart(program)
 
@@ -142,7 +120,7 @@ def test_values_of_other_shapes_and_dtypes_are_not_joined_wrongly() -> None:
         count = whole.astype(np.float32).sum(axis=1)
         return x + row, row, wide, wide.astype(np.float32) - x, whole, ~whole, count, (x * 10.0).astype(np.int64) % 7
 
-    check(function, A, B)
+    check_program(function, A, B)
 
 
 def test_a_chain_around_a_reduction() -> None:
@@ -151,7 +129,7 @@ def test_a_chain_around_a_reduction() -> None:
         scaled = centered / graph.sqrt((centered * centered).mean(axis=1, keepdims=True) + 1e-5)
         return scaled * V + 1.0
 
-    program = check(function, A)
+    program = check_program(function, A)
     assert program._core.size <= 7
     apart(program)
 
@@ -165,7 +143,7 @@ def test_chains_longer_than_a_map_holds() -> None:
                 kept.append(x)
         return kept, x
 
-    program = check(function, A)
+    program = check_program(function, A)
     assert 7 <= program._core.size < 60
     apart(program)
 
@@ -179,7 +157,7 @@ def test_sums_of_many_operands() -> None:
             total = total + array * x
         return total
 
-    apart(check(function, A))
+    apart(check_program(function, A))
 
 
 def test_a_map_waits_for_what_it_needs() -> None:
@@ -191,7 +169,7 @@ def test_a_map_waits_for_what_it_needs() -> None:
         total = b.sum(axis=1, keepdims=True)
         return b / total + a, a * graph.exp(total), graph.tanh(a + b)
 
-    apart(check(function, A))
+    apart(check_program(function, A))
 
 
 def test_constants() -> None:
@@ -203,7 +181,7 @@ def test_constants() -> None:
             graph.constant(table)[1:3].T, x * float("inf"), x * float("nan"), graph.ones((6, 5)) / (x * -0.0),
         ]  # fmt: skip
 
-    program = check(function, A)
+    program = check_program(function, A)
     table[...] = 0  # a constant is a copy
     assert program(A)[2][1, 0] == 5.0
     assert np.signbit(program(A)[4])
@@ -238,7 +216,7 @@ def test_elementwise_results_take_the_place_of_their_inputs() -> None:
         return x
 
     x = np.ones((128, 64), np.float32)
-    program = check(function, x)
+    program = check_program(function, x)
     assert program.memory <= 2 * x.nbytes + 64  # the argument, which stays, and one place for all results
 
 
@@ -249,7 +227,7 @@ def test_results_never_share_memory() -> None:
         h = graph.softmax(x)
         return h * 2.0 + 1.0, h * 2.0
 
-    program = check(function, A)
+    program = check_program(function, A)
     apart(program)
     first, second = program(A)
     assert not np.array_equal(first, second)
@@ -265,7 +243,7 @@ def test_programs_of_models_give_the_bits_of_their_graphs(name: str, dtype: type
         loss = model.loss(*arguments)
         return loss, adam.minimize(loss, model.parameters)
 
-    program = check(step, *model.batch(0), runs=3)
+    program = check_program(step, *model.batch(0), runs=3)
     apart(program)
 
 
@@ -296,7 +274,7 @@ def test_assign_and_read_again() -> None:
         count.assign(count * 2.0)
         return before, middle, count
 
-    program = check(function, np.float32(3.0))
+    program = check_program(function, np.float32(3.0))
     count.value = 1.0
     assert program(3.0) == (1.0, 40.0, 8.0)
     assert count.value == 8.0
@@ -313,7 +291,7 @@ def test_swapped_variables() -> None:
         b.assign(old_a)
         return a, b
 
-    program = check(function)
+    program = check_program(function)
     a.value, b.value = V, V * 2
     found = program()
     same_bits(a.value, V * 2)
@@ -334,7 +312,7 @@ def test_rotated_views_of_variables() -> None:
         c.assign(values[0])
         return values[0].T, a
 
-    check(function, runs=4)
+    check_program(function, runs=4)
 
 
 def test_outputs_that_are_old_values_and_views() -> None:
@@ -346,7 +324,7 @@ def test_outputs_that_are_old_values_and_views() -> None:
         sgd.update([w], [x])
         return old, row, turned, w, w[1], w.T
 
-    check(function, B)
+    check_program(function, B)
     w.value = A
     old, row, turned, new, new_row, new_turned = graph.compile(function, B)(B)
     same_bits(old, A)
@@ -367,7 +345,7 @@ def test_old_and_new_values_together() -> None:
         sgd.update([w], [x])
         return w - old, (w @ turned).sum(), before, w.sum() - before, graph.concatenate([old, w])
 
-    check(function, B, runs=3)
+    check_program(function, B, runs=3)
 
 
 def test_gradients_that_are_parameters_themselves() -> None:
@@ -378,7 +356,7 @@ def test_gradients_that_are_parameters_themselves() -> None:
     found = program()
     assert found == [5.0, 3.0]
     assert (float(a), float(b)) == (3.0 - 2.5, 5.0 - 1.5)
-    check(lambda: sgd.minimize(a * b + (a * 2.0), [a, b]), runs=3)
+    check_program(lambda: sgd.minimize(a * b + (a * 2.0), [a, b]), runs=3)
 
 
 def test_copies_and_averages_of_updated_parameters() -> None:
@@ -396,7 +374,7 @@ def test_copies_and_averages_of_updated_parameters() -> None:
         average.assign(average * 0.9 + w * 0.1)
         return loss, average
 
-    check(function, B, runs=3)
+    check_program(function, B, runs=3)
     same_bits(target.value, w.value)
     assert not np.array_equal(target.value, B)
 
@@ -410,7 +388,7 @@ def test_parameters_changed_after_their_update() -> None:
         w.assign(graph.clip(w, -0.5, 0.5))
         return w
 
-    check(function, B, runs=3)
+    check_program(function, B, runs=3)
     assert abs(w.value).max() <= 0.5
 
 
@@ -441,7 +419,7 @@ def test_two_updates_by_one_optimizer_count_once() -> None:
         adam.update([w], [x])
         adam.update([v], [x * 2.0])
 
-    check(function, B, runs=3)
+    check_program(function, B, runs=3)
     assert adam.count.value == 3
 
 
@@ -454,13 +432,13 @@ def test_a_second_loss_after_the_update() -> None:
         sgd.minimize(first, model.parameters)
         return first, model.loss(*arguments)  # with the new parameters
 
-    program = check(function, *model.batch(0), runs=3)
+    program = check_program(function, *model.batch(0), runs=3)
     first, second = program(*model.batch(0))
     assert program(*model.batch(0))[0] == second < first
 
 
 def test_an_input_as_output_and_an_unused_input() -> None:
-    program = check(lambda x, y, z: (x, x[1:, ::2], x.T, x + 1.0, z), A, B, V)
+    program = check_program(lambda x, y, z: (x, x[1:, ::2], x.T, x + 1.0, z), A, B, V)
     assert program._core.size <= 4
 
 
@@ -473,7 +451,7 @@ def test_assigning_an_input_or_a_constant() -> None:
         same.assign(same)
         return w * 2.0
 
-    check(function, B)
+    check_program(function, B)
     same_bits(w.value, B)
     same_bits(u.value, V * 3)
     same_bits(same.value, V)
@@ -490,7 +468,7 @@ def test_empty_tensors() -> None:
         ones = graph.exp(slopes[0]) * 3.0  # may take the place of the slopes
         return graph.exp(x) * 2.0, y, loss, graph.gradients(loss, [w]), graph.softmax(x), x.sum(axis=0), x.T @ x, ones
 
-    program = check(function, empty)
+    program = check_program(function, empty)
     assert program(empty)[-1].tolist() == [3.0] * 5
 
 
@@ -501,7 +479,7 @@ def test_operations_on_constants_are_computed_while_tracing() -> None:
         return slope
 
     x = np.arange(4, dtype=np.float32)
-    program = check(function, x)
+    program = check_program(function, x)
     names = [step.name for step in program.plan.steps]
     assert len(names) == 1
     assert "exp" not in names[0]

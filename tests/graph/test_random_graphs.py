@@ -69,6 +69,7 @@ NOT_DRAWN = {
     "zeros", "all", "any", "argmax", "argmin", "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
     "isnan", "isinf", "isfinite", "logical_and", "logical_not", "logical_or", "logical_xor", "one_hot", "abs",
     "divide", "identity", "take_slice", "vdot", "mod", "fmod", "tan", "arcsin", "arccos", "arctanh", "cosh",
+    "adam_update", "sgd_update",
 }  # fmt: skip
 
 

@@ -401,3 +401,10 @@ def test_descriptors() -> None:
         g.maxPooling4D(x, descriptor=MPSGraphPooling4DOpDescriptor(kernelSizes=[1, 2, 2, 2], strides=[1, 1, 1, 1]))
     with pytest.raises(NotImplementedError, match="returnIndicesMode is none"):
         g.maxPooling2DReturnIndices(x, descriptor=MPSGraphPooling2DOpDescriptor(kernelWidth=2, kernelHeight=2))
+
+
+def test_errors_name_the_line_of_the_program() -> None:
+    graph = MPSGraph()
+    x = graph.placeholder(shape=[2, 3], dataType=F32, name="x")
+    with pytest.raises(ValueError, match=r"do not fit.*\(test_building\.py:\d+\)"):
+        graph.matrixMultiplication(primary=x, secondary=x, name=None)

@@ -11,6 +11,7 @@ import numpy as np
 
 import retrograd as rg
 from retrograd import graph
+from retrograd.graph.tensor import leaves
 
 
 @dataclass
@@ -227,3 +228,24 @@ def evaluated(found: graph.Graph, arguments: Sequence[Any]) -> tuple[list[np.nda
             values[id(tensor)] = result.copy()
     assigned = {variable: values[id(tensor)] for variable, tensor in found.assigned.items()}
     return [values[id(tensor)] for tensor in found.outputs], assigned
+
+
+def same_bits(found: Any, expected: Any) -> None:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert found.tobytes() == expected.tobytes(), (found, expected)
+
+
+def check_program(function: Callable[..., Any], *arguments: Any, runs: int = 2) -> graph.Program:
+    """Compare the runs of a program with the evaluation of its graph, node by node; values of variables included."""
+    program = graph.compile(function, *arguments)
+    for _ in range(runs):
+        expected, assigned = evaluated(program.graph, arguments)
+        before = {v: v.value.copy() for v in program.variables}
+        found = leaves(program(*arguments))
+        for one, other in zip(found, expected, strict=True):
+            same_bits(np.asarray(one, other.dtype), other)
+        for variable in program.variables:
+            same_bits(variable.value, assigned.get(variable, before[variable]))
+    return program

@@ -151,6 +151,16 @@ row(
     lambda J, x, m, v, b, g: (x - m) / J.numpy.sqrt(v + 1e-3) * g + b,
 )  # fmt: skip
 row(
+    "sgd_update", (STACK, STACK, np.float64(0.3).reshape(1)), lambda w, g, rate: graph.sgd_update(w, g, rate),
+    lambda T, w, g, rate: w - rate * g, lambda J, w, g, rate: w - rate * g,
+)  # fmt: skip
+row(
+    "adam_update", (STACK, STACK, STACK, STACK**2),
+    lambda w, g, m, v: graph.adam_update(w, g, m, v, learning_rate=0.3, beta1=0.7, beta2=0.8, eps=1e-2)[0],
+    lambda T, w, g, m, v: w - 0.3 * (0.7 * m + 0.3 * g) / (T.sqrt(0.8 * v + 0.2 * g * g) + 1e-2),
+    lambda J, w, g, m, v: w - 0.3 * (0.7 * m + 0.3 * g) / (J.numpy.sqrt(0.8 * v + 0.2 * g * g) + 1e-2),
+)  # fmt: skip
+row(
     "rms_norm", (STACK, ROW), lambda x, s: graph.rms_norm(x, s, (1, 2), 1e-3),
     lambda T, x, s: x / T.sqrt((x * x).mean((1, 2), keepdim=True) + 1e-3) * s,
     lambda J, x, s: x / J.numpy.sqrt((x * x).mean((1, 2), keepdims=True) + 1e-3) * s,

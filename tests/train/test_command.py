@@ -106,8 +106,8 @@ def trained_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def validations(output: str) -> list[float]:
-    return [float(number) for number in re.findall(r"^step .* validation ([\d.]+) bits", output, re.M)]
+def validations(folder: Path) -> list[float]:
+    return [float(number) for number in history(folder)["validation"]]
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -116,11 +116,11 @@ def validations(output: str) -> list[float]:
 @pytest.mark.usefixtures("charts")
 def test_train_text_and_sample(tmp_path: Path, text: Path) -> None:
     result = run("train", "text", text, *SMALL, cwd=tmp_path)
-    scores = validations(result.stdout)
+    folder = tmp_path / "runs" / "text-text"
+    scores = validations(folder)
     assert len(scores) == 4
     assert scores[-1] < scores[0] < 7
     assert "\x1b" not in result.stdout  # plain lines where nobody looks at a terminal
-    folder = tmp_path / "runs" / "text-text"
     assert {path.name for path in folder.iterdir()} - {"curves.png"} == {
         *("model.safetensors", "checkpoint.safetensors", "history.csv", "report.html")
     }
@@ -152,21 +152,24 @@ def test_a_short_text_is_validated_often_and_stops_early(tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text(prose(600))
     settings = ("--hidden", "64", "--batch", "4", "--unroll", "16", "--learning-rate", "0.02", "--steps", "400")
     result = run("train", "text", "a.txt", *settings, "--output", "run", cwd=tmp_path)
-    scores = validations(result.stdout)
+    scores = validations(tmp_path / "run")
     assert 6 < len(scores) < 21
     assert min(scores) < scores[-1]
     assert scores.index(min(scores)) == len(scores) - 6
-    stopped = re.search(r"^Stopped early at step (\d+) of 400: none of the last 5 validations .*\n  (retrograd .*)$",
-                        result.stdout, re.M)  # fmt: skip
+    stopped = re.search(
+        r"^Stopped early at step (\d+) of 400: none of the last 5 validations [^:]*:\n  (retrograd .*)$",
+        result.stdout,
+        re.M,
+    )
     assert stopped, result.stdout
     assert int(stopped[1]) == 20 * (len(scores) - 1)
-    assert f"fell from {scores[0]:.3f} before the first step to {min(scores):.3f}" in result.stdout.replace("\n", " ")
+    assert f"fell from {scores[0]:.3f} to {min(scores):.3f}" in result.stdout.replace("\n", " ")
     best = (tmp_path / "run" / "model.safetensors").read_bytes()
     assert "Stopped early at step" in run("train", "text", "--resume", "run", cwd=tmp_path).stdout
     again = run(*stopped[2].split()[1:], cwd=tmp_path).stdout
     assert "Stopped early" not in again
     assert len(history(tmp_path / "run")["step"]) == 21
-    if min(validations(again)[1:]) >= min(scores):
+    if min(validations(tmp_path / "run")[len(scores) :]) >= min(scores):
         assert nn.read_metadata(tmp_path / "run" / "model.safetensors")["settings"]["patience"] == 5
         assert (tmp_path / "run" / "model.safetensors").read_bytes() == best
 
@@ -297,7 +300,7 @@ def test_an_output_of_few_characters(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONIOENCODING": "ascii"},
         )
         assert (result.returncode, result.stderr) == (0, "")
-        assert "\\xe9" in result.stdout
+        assert arguments[0] == "train" or "\\xe9" in result.stdout
 
 
 def test_the_model_is_missed_before_a_run_goes_on(tmp_path: Path, trained_text: Path) -> None:
@@ -349,7 +352,8 @@ def test_what_a_resumed_run_may_not_change(tmp_path: Path, text: Path) -> None:
         result = call("train", *arguments, "--resume", "run", cwd=tmp_path, code=2)
         assert re.search(why, result.stderr), result.stderr
 
-    refused("--hidden cannot change when a run is resumed", "text", "--hidden", "32")
+    refused("--hidden cannot change when a run is resumed: the run has 16, not 32", "text", "--hidden", "32")
+    refused("--steps 59 is less than the 60 steps that the run has taken", "text", "--steps", "59")
     refused("--output and --overwrite are for a new one", "text", "--overwrite")
     refused("was written by retrograd train text, not by retrograd train series", "series")
     text.write_text(prose(3000, seed=1))
@@ -436,7 +440,7 @@ def test_what_a_killed_run_left_half_written_goes_away(
     [
         ("naïve café Ελλάδα 日本語 👩🏽‍🚀 é \u202eabc\x00\x1b[31m\r\n".encode() * 60, "bits per character"),
         (bytes(range(256)) * 20, "bits per byte"),
-        (b"a" * 5000, "bits per character"),  # one line, one letter
+        ("é🚀".encode() * 2500, "bits per character"),  # one line
     ],
     ids=["unicode", "binary", "one line"],
 )
@@ -558,7 +562,7 @@ def test_help_names_every_setting(tmp_path: Path) -> None:
         (("--hidden", "many"), "'many' is not a whole number"),
         (("--hidden", "0"), "0 is not from 1 to 65536"),
         (("--dropout", "1.5"), "1.5 is not"),
-        (("--time-limit", "soon"), "'soon' is not a number"),
+        (("--time-limit", "soon"), "'soon' is not a time, such as 90s, 10m or 2h"),
         (("--learning-rate", "nan"), "nan is not"),
     ):
         assert why in call("train", "text", *options, cwd=tmp_path, code=2).stderr

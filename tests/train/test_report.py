@@ -208,8 +208,22 @@ def test_plain_text() -> None:
 
 def test_plain_prose_is_wrapped() -> None:
     lines = plain(Section("", [Prose("word " * 200)])).splitlines()
-    assert len(lines) == 10
-    assert max(map(len, lines)) <= 100
+    assert len(lines) == 13
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("columns", "expected"), [
+    ("40", "  first\n    error       1.5\n    quarter of  2\n* a name of several words that is long\n"
+           "    error       12\n    quarter of  30\n"),
+    ("60", "  name                                  error  quarter of\n"
+           "  ------------------------------------  -----  ----------\n"
+           "  first                                   1.5           2\n"
+           "* a name of several words that is long     12          30\n"),
+])  # fmt: skip
+def test_a_table_that_is_wider_than_the_terminal(monkeypatch: pytest.MonkeyPatch, columns: str, expected: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    rows = [["first", "1.5", "2"], ["a name of several words that is long", "12", "30"]]
+    assert plain(Section("", [Table(["name", "error", "quarter of"], rows, highlight=1)])) == expected
 
 
 @given(any_text)
@@ -357,7 +371,7 @@ def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> N
     sizes = ["--hidden", "16", "--batch", "4", "--unroll", "16", "--steps", "60", "--validate-every", "10"]
     assert main(["train", "text", str(text), "--output", str(folder), *sizes]) == 0
     report = (folder / "report.html").read_text(encoding="utf-8")
-    pixels, console = screenshot(report, 900, 1400, "--blink-settings=preferredColorScheme=1")
+    pixels, console = screenshot(report, 900, 2400, "--blink-settings=preferredColorScheme=1")
     assert not console
     for colour in LIGHT[:2]:  # training and validation
         rows, columns = places(pixels, colour)

@@ -25,7 +25,7 @@ from retrograd.train.progress import Progress, clock, count
 from retrograd.train.report import Prose, Sample, Section
 from retrograd.train.run import CHECKPOINT, MODEL, Run, RunError, read_checkpoint
 from retrograd.train.settings import InputError, Settings
-from retrograd.train.task import Outcome, Task, new_optimizer, steps_between_validations
+from retrograd.train.task import Outcome, Task, new_optimizer, steps_between_validations, warm_up_steps
 
 
 class LineTask(Task):
@@ -125,10 +125,10 @@ def test_a_run_leaves_a_model_a_history_and_a_report(tmp_path: Path, capsys: pyt
     assert "It fits." in report
     assert all(title in report for title in ("Learning curves", "Learning rate", "Speed"))
     assert "<svg" in report
-    assert all(name in report for name in Settings().record())
+    assert report.index("It fits.") < report.index("Weights") < report.index("Learning curves")  # the verdict first
     output = capsys.readouterr().out
-    line = r"^step +\d+  loss [\d.]+  validation [\d.]+ squared error  [\d,]+ points/s  \d+:\d\d left$"
-    assert len(re.findall(line, output, re.M)) == 5
+    line = r"^step 23  loss [\d.]+  validation [\d.]+  [\d,]+ points/s  \d+:\d\d left$"
+    assert len(re.findall(line, output, re.M)) == 1
     assert "It fits." in output
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
     about = nn.load(tmp_path / "run" / MODEL, model)
@@ -181,13 +181,14 @@ def test_a_time_limit_ends_in_a_report_and_can_be_resumed(
         now[0] += 1
 
     capsys.readouterr()
-    limited = Settings(time_limit=8.0)
+    limited = Settings(time_limit=8.0, steps=23)  # so that they are not planned
     run = train(tmp_path / "parts", limited, before_step=tick)
     assert run.why == "time limit"
     output = capsys.readouterr().out
     assert "Time limit reached at step 8 of 23." in output
     assert f"retrograd train line --resume {tmp_path / 'parts'}" in output
     assert re.search(r"^step +8  loss [\d.]+  validation [\d.]+ squared error$", output, re.M)
+    assert len(re.findall(r"^step", output, re.M)) == 3  # 0 and 5, because a second has passed since the last line
     assert (tmp_path / "parts" / "report.html").exists()
     model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.1))
     nn.load(tmp_path / "parts" / MODEL, model)  # that of step 8, the best by then
@@ -217,14 +218,14 @@ def test_a_model_from_when_the_time_was_over_is_no_part_of_a_resumed_run(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder in (whole, parts):
         folder.mkdir()
-    Run(Scored(Settings()), whole, [], Progress()).train()
+    Run(Scored(Settings(steps=23)), whole, [], Progress()).train()
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
-    task = Scored(Settings(time_limit=8.0))
+    task = Scored(Settings(time_limit=8.0, steps=23))
     task.before_step = lambda step: now.__setitem__(0, step + 1.0)
     Run(task, parts, [], Progress()).train()
     assert (parts / MODEL).read_bytes() != (whole / MODEL).read_bytes()
-    run = Run(Scored(Settings()), parts, [], Progress())
+    run = Run(Scored(Settings(steps=23)), parts, [], Progress())
     run.resume(read_checkpoint(parts, "line"))
     run.train()
     assert outcome(parts) == outcome(whole)
@@ -246,7 +247,7 @@ def test_a_finished_run_resumed_does_nothing_but_report(tmp_path: Path) -> None:
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
+def test_a_second_interrupt_does_not_wait(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def twice(step: int) -> None:
         if step == 7:
             os.kill(os.getpid(), signal.SIGINT)
@@ -256,6 +257,8 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, before_step=twice)
     assert signal.getsignal(signal.SIGINT) is handler
+    said = capsys.readouterr().out
+    assert f"The last checkpoint is that of step 0:\n  retrograd train line --resume {tmp_path}\n" in said
 
 
 def test_checkpoints_come_by_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +333,7 @@ def test_a_model_is_there_even_if_the_last_one_cannot_be_written(
 
     now = [0.0]
     monkeypatch.setattr(runs.time, "monotonic", lambda: now[0])
-    task = Improving(Settings(time_limit=8.0))
+    task = Improving(Settings(time_limit=8.0, steps=23))
     task.before_step = lambda step: now.__setitem__(0, step + 1.0)
     with pytest.raises(KeyboardInterrupt):
         Run(task, tmp_path, [], Progress()).train()
@@ -385,7 +388,7 @@ NUMBERS = st.sampled_from([-1, 0, 1, 2**31, 2**63, 10**30, 10**400, -0.5, 1e-300
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(folder, Settings(time_limit=60.0), steps=10)
+    train(folder, Settings(time_limit=60.0, steps=10), steps=10)
     return folder
 
 
@@ -462,11 +465,11 @@ def test_forged_arrays_of_a_checkpoint(checkpoint: Path, name: str, value: float
 # ---- early stopping --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("steps", [1, 7, 20, 500, 1999, 20_000])
+@pytest.mark.parametrize("steps", [1, 7, 19, 20, 500, 1999, 20_000])
 def test_about_20_validations_however_long_the_run(steps: int) -> None:
     every = steps_between_validations(Settings(), steps)
     assert every >= 1
-    assert steps < 20 or 18 <= math.ceil(steps / every) <= 22
+    assert math.ceil(steps / every) == min(steps, 20)
     assert steps_between_validations(Settings(validate_every=33), steps) == 33
 
 
@@ -491,7 +494,8 @@ def test_a_run_stops_when_validation_gets_worse(tmp_path: Path, capsys: pytest.C
     assert run.why == "no improvement"
     said = "none of the last 3 validations was better than that of step 10"
     output = capsys.readouterr().out
-    assert f"Stopped early at step 25 of 50: {said}. To continue anyway:\n  retrograd train line --resume" in output
+    assert f"Stopped early at step 25 of 50: {said}. To continue anyway:" in " ".join(output.split())
+    assert "\n  retrograd train line --resume" in output
     assert "--patience none\n" in output
     assert said in (tmp_path / "report.html").read_text()
     metadata = nn.read_metadata(tmp_path / CHECKPOINT)
@@ -514,6 +518,163 @@ def test_a_run_that_stopped_early_can_go_on(tmp_path: Path) -> None:
     assert overfit(tmp_path / "whole", None).why == "finished"
     (_, *parts), (_, *whole) = outcome(tmp_path / "parts"), outcome(tmp_path / "whole")
     assert parts == whole
+
+
+def test_patience_does_not_count_validations_of_the_warm_up(tmp_path: Path) -> None:
+    """They get worse from step 10 on, but the learning rate rises up to step 30."""
+    run = Run(Overfitting(Settings(patience=3, warm_up=30), 50), tmp_path, ["data"], Progress())
+    run.train()
+    assert run.why == "no improvement"
+    assert run._task.optimizer.steps == 45  # after validations at 35, 40 and 45
+
+
+@pytest.mark.parametrize(("steps", "warm_up"), [(1, 0), (9, 0), (30, 3), (500, 50), (20_000, 100)])
+def test_the_warm_up_is_a_tenth_of_a_short_run(steps: int, warm_up: int) -> None:
+    assert warm_up_steps(Settings(), steps) == warm_up
+    assert warm_up_steps(Settings(warm_up=7), steps) == min(7, steps - 1)
+
+
+# ---- a run with a time limit, and a longer one -----------------------------------------------------------------------
+
+
+class Timed(LineTask):
+    """A step takes `step_time` seconds of a clock, the first one five times that, a validation `validation_time`."""
+
+    def __init__(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch, step_time: float, validation_time: float = 0.0
+    ) -> None:
+        super().__init__(settings, steps=400)
+        self.now, self.calls, self.step_time, self.validation_time = 0.0, 0, step_time, validation_time
+        self.validations: list[int] = []
+        monkeypatch.setattr(runs.time, "monotonic", lambda: self.now)
+
+    def step(self) -> tuple[float, int]:
+        self.calls += 1
+        self.now += self.step_time * (5 if self.calls == 1 else 1)
+        return super().step()
+
+    def validate(self) -> float:
+        self.now += self.validation_time
+        self.validations.append(self.optimizer.steps)
+        return super().validate()
+
+
+@pytest.mark.parametrize("limit", [10.0, 20.0])
+def test_a_run_is_planned_to_end_within_the_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], limit: float
+) -> None:
+    task = Timed(Settings(time_limit=limit, patience=None), monkeypatch, 0.05, 0.01)
+    run = Run(task, tmp_path / "planned", ["data"], Progress())
+    (tmp_path / "planned").mkdir()
+    run.train()
+    assert run.why == "finished"
+    assert 0.7 * limit < task.now <= limit
+    assert task.optimizer.current_rate() == pytest.approx(3e-4)  # the schedule has ended
+    assert 18 <= len(nn.read_metadata(tmp_path / "planned" / CHECKPOINT)["records"]) <= 21
+    steps = task.optimizer.steps
+    assert f"{steps} steps of 50 ms, to end within {clock(limit)}" in capsys.readouterr().out
+    assert f"<bdi>--steps</bdi></td><td><bdi>{steps}<" in (tmp_path / "planned" / "report.html").read_text()
+    # The steps that were timed have left no trace: the bits are those of a run that was given the number of steps.
+    given = LineTask(Settings(steps=steps, patience=None), steps)
+    given.validate_every = task.validate_every
+    (tmp_path / "given").mkdir()
+    Run(given, tmp_path / "given", ["data"], Progress()).train()
+    assert outcome(tmp_path / "planned") == outcome(tmp_path / "given")
+
+
+def test_a_planned_run_is_not_longer_than_makes_sense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Timed(Settings(time_limit=3600.0), monkeypatch, 0.05), tmp_path, ["data"], Progress())
+    run.train()
+    assert run._task.optimizer.steps == 400
+
+
+def test_validations_do_not_take_the_time_of_a_planned_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Timed(Settings(time_limit=60.0), monkeypatch, 0.2, 4.0)
+    run = Run(task, tmp_path, ["data"], Progress())
+    run.train()
+    assert run.why == "finished"
+    assert 42 < task.now <= 60
+    assert len(nn.read_metadata(tmp_path / CHECKPOINT)["records"]) == 3
+
+
+def test_a_planned_run_that_was_stopped_keeps_its_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(step: int) -> None:
+        if step == 100 and len(task.validations) > 5:  # not while steps are timed
+            os.kill(os.getpid(), signal.SIGINT)
+
+    for folder in (tmp_path / "whole", tmp_path / "parts"):
+        folder.mkdir()
+        task = Timed(Settings(time_limit=10.0), monkeypatch, 0.05)
+        task.before_step = interrupt if folder.name == "parts" else task.before_step
+        Run(task, folder, ["data"], Progress()).train()
+    metadata = read_checkpoint(tmp_path / "parts", "line")
+    assert metadata["records"][-1]["step"] < metadata["settings"]["steps"] < 200
+    rest = LineTask(Settings.from_record(metadata["settings"]), metadata["settings"]["steps"])
+    rest.validate_every = task.validate_every
+    run = Run(rest, tmp_path / "parts", ["data"], Progress())
+    run.resume(metadata)
+    run.train()
+    assert run.why == "finished"
+    assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
+
+
+def extended(folder: Path, settings: Settings, steps: int, more: int) -> Run:
+    folder.mkdir(exist_ok=True)
+    Run(LineTask(settings, steps), folder, ["data"], Progress()).train()
+    run = Run(LineTask(settings, steps), folder, ["data"], Progress())
+    run.resume(read_checkpoint(folder, "line"), more)
+    run.train()
+    return run
+
+
+def test_a_longer_run_is_one_run_if_the_learning_rates_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(schedule="constant", warm_up=4, validate_every=5)
+    run = extended(tmp_path / "parts", settings, 20, 40)
+    assert run.why == "finished"
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The run had 20 steps and now has 40; 20 are done. Its learning rates so far are those of a run of" in said
+    (tmp_path / "whole").mkdir()
+    Run(LineTask(settings, 40), tmp_path / "whole", ["data"], Progress()).train()
+    (_, *parts), (_, *whole) = outcome(tmp_path / "parts"), outcome(tmp_path / "whole")
+    assert parts == whole
+    assert nn.read_metadata(tmp_path / "parts" / CHECKPOINT)["settings"]["steps"] == 40
+
+
+def test_a_longer_run_says_that_its_learning_rates_are_not_those_of_one_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = extended(tmp_path, Settings(), 20, 40)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "From here on the learning rate is that of a run of 40 steps: 0.0019 next, 0.00032 before." in said
+    assert "A single run of that length would end in other weights." in said
+    rates = [record["learning_rate"] for record in nn.read_metadata(tmp_path / CHECKPOINT)["records"]]
+    assert rates[-1] == pytest.approx(3e-4)
+    assert max(rates[-10:]) > 1e-3
+    assert run._task.optimizer.steps == 40
+
+
+def test_a_run_that_stopped_early_and_gets_more_steps_has_its_patience_again(tmp_path: Path) -> None:
+    overfit(tmp_path)
+    run = Run(Overfitting(Settings(patience=3), 50), tmp_path, ["data"], Progress())
+    run.resume(read_checkpoint(tmp_path, "line"), 60)
+    run.train()
+    assert run.why == "no improvement"
+    assert run._task.optimizer.steps == 33  # after three validations, at 27, 30 and 33
+    assert read_checkpoint(tmp_path, "line")["extended"] == 25  # so that a resumed run counts from there, too
+
+
+def test_a_run_does_not_get_fewer_steps_than_it_has_taken(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--steps 10 is less than the 20 steps that the run has taken"):
+        extended(tmp_path, Settings(), 20, 10)
+
+
+def test_a_finished_run_says_how_to_train_it_for_longer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path)
+    capsys.readouterr()
+    resume(tmp_path)
+    said = capsys.readouterr().out
+    assert "All 23 steps are done. To train for longer, give it more:" in said
+    assert f"  retrograd train line --resume {tmp_path} --steps 46\n" in said
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------

@@ -369,10 +369,10 @@ def test_the_least_length_is_enough(batch: int, unroll: int, share: float) -> No
         with pytest.raises(InputError) as refusal:
             TextTask(config, [path], scratch=folder)
         needed = int(str(refusal.value).split("at least ")[1].split(", valid")[0].replace(",", ""))
-        path.write_text("a" * (needed - 1))
+        path.write_text(("ab" * needed)[: needed - 1])
         with pytest.raises(InputError):
             TextTask(config, [path], scratch=folder)
-        path.write_text("a" * needed)
+        path.write_text(("ab" * needed)[:needed])
         with task_of(path, config) as task:
             assert task.step()[1] >= batch * unroll
             assert math.isfinite(task.validate())
@@ -514,8 +514,7 @@ def test_overview_and_results(prose: Path) -> None:
         for _ in range(30):
             task.step()
         overview = dict(task.overview())
-        assert "prose.txt: 6,000 bytes" in overview["text"]
-        assert "5,700 characters for training, 300 for validation" in overview["split"]
+        assert "prose.txt: 6,000 characters, 11 distinct, 300 held out" in overview["text"]
         assert f"{task.model.num_parameters:,} parameters" in overview["model"]
         compared, written = task.outcome().sections
         (table,) = (block for block in compared.blocks if isinstance(block, Table))
@@ -526,6 +525,80 @@ def test_overview_and_results(prose: Path) -> None:
         assert any(isinstance(block, Prose) for block in compared.blocks)
         (sampled,) = (block for block in written.blocks if isinstance(block, Sample))
         assert len(sampled.text) == 600
+        assert not any(section.in_terminal for section in (compared, written))  # which a short run would not fit
+
+
+def test_settings_in_force(prose: Path) -> None:
+    config = dataclasses.replace(SMALL, steps=40, warm_up=None, validate_every=None, threads=None, shards=None)
+    with task_of(prose, config) as task:
+        known = task.in_force()
+        assert {name: known[name] for name in ("steps", "validate_every", "warm_up", "level", "shards")} == {
+            **{"steps": 40, "validate_every": 2, "warm_up": 4},
+            **{"level": "char", "shards": 1},
+        }
+        assert known["threads"] >= 1
+        assert "momentum" not in known
+        assert ("--time-limit", "90s") in config.named({**known, "time_limit": 90.0})
+    with task_of(prose, dataclasses.replace(config, level="byte", optimizer="sgd", threads=2)) as task:
+        known = task.in_force()
+        assert "alphabet" not in known
+        assert (known["level"], known["momentum"], known["threads"]) == ("byte", 0.9, 2)
+
+
+@pytest.mark.parametrize(("steps", "items"), [(10, 8192), (500, 500 * 2048 * 3 // 140), (20_000, 65536)])
+def test_a_short_run_validates_on_less_text(tmp_path: Path, steps: int, items: int) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("the cat sees the dog. " * 20_000)
+    config = TextSettings(hidden=2, embedding=2, steps=steps, validation=0.3)
+    with task_of(path, config) as task:
+        assert task.settings.validation_items == pytest.approx(items, abs=1)
+        symbols = sum(labels.size for _, labels in map(task._validation.piece, range(task._validation.pieces)))
+        assert 0.99 * items < symbols <= items + 1
+        task.plan(20_000)
+        assert task.settings.validation_items == 65536
+    with task_of(path, config) as task:
+        task.step()
+        task.plan(20_000)  # extended: what was validated before must be comparable
+        assert task.settings.validation_items == pytest.approx(items, abs=1)
+    with task_of(path, dataclasses.replace(config, validation_items=100)) as task:
+        task.plan(20_000)
+        assert task.settings.validation_items == 100
+
+
+def test_a_text_that_is_too_short_says_what_would_do(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("ab" * 500)
+    with pytest.raises(InputError) as refusal:
+        TextTask(TextSettings(), [path], scratch=tmp_path)
+    assert str(refusal.value) == (
+        f"{path} has 1,000 characters, but --batch 32 and --unroll 64 need at least 2,157, validation included; "
+        "--batch 16 --unroll 32 would do"
+    )
+    with task_of(path, TextSettings(batch=16, unroll=32, hidden=2, embedding=2, steps=1)) as task:
+        assert math.isfinite(task.step()[0])
+
+
+@pytest.mark.parametrize("level", ["char", "byte"])
+def test_a_text_of_one_symbol_is_refused(tmp_path: Path, level: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("a" * 5000)
+    with pytest.raises(InputError, match=r"has only one (character|byte), repeated 5,000 times: nothing to predict"):
+        TextTask(TextSettings(level=level), [path], scratch=tmp_path)
+
+
+def test_a_model_that_still_improves_is_not_told_to_get_more_text(prose: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with task_of(prose) as task:
+        monkeypatch.setattr(task, "validate", lambda: 3.6)
+        monkeypatch.setattr(task, "_counted", [4.0, 3.0, 3.1])
+        task.improving = True
+        (block,) = task.outcome().headline
+        assert isinstance(block, Prose)
+        assert block.text.endswith("against 3.000). It was still improving: more --steps may help.")
+
+
+def test_unknown_characters_of_a_prompt() -> None:
+    assert Alphabet("char", "abc ").unknown_in("a ßc漢 ß") == "ß漢"
+    assert Alphabet("byte").unknown_in("a ßc漢 ß") == ""
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,22 @@ void scheduled_step(const ScheduledStep& call) {
     optimizer_step(rule, call.clipping, const_cast<std::vector<OptimizerParameter>&>(call.parameters), call.threads);
 }
 
+void given_step(const GivenStep& call) {
+    const auto value = [&](const void* p) {
+        return call.dtype == DType::f64 ? *static_cast<const double*>(p) : double(*static_cast<const float*>(p));
+    };
+    OptimizerRule<double> rule = call.rule;
+    rule.rate = -value(call.learning_rate);
+    if (rule.kind == OptimizerKind::adam) {
+        for (const auto& [average, keep] :
+             {std::pair(&rule.first, call.keep_first), std::pair(&rule.second, call.keep_second)}) {
+            *average = {value(keep), 1 - value(keep)};
+        }
+        rule.eps = value(call.eps);
+    }
+    optimizer_step(rule, {}, const_cast<std::vector<OptimizerParameter>&>(call.parameters), call.threads);
+}
+
 double gradient_norm(std::vector<OptimizerParameter>& parameters, int threads) {
     for (OptimizerParameter& parameter : parameters) {
         if (!parameter.axes.empty()) simplify(parameter);

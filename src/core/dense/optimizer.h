@@ -47,6 +47,17 @@ struct ScheduledStep {
 };
 void scheduled_step(const ScheduledStep& call);
 
+// A step of a program whose hyperparameters are in memory, as elements of the parameters' type. Without corrections:
+// of adam, w -= rate * m / (sqrt(v) + eps); of sgd, which reads no other one, w -= rate * g.
+struct GivenStep {
+    OptimizerRule<double> rule{};  // without them
+    std::vector<OptimizerParameter> parameters;
+    DType dtype = DType::f32;  // f32 or f64
+    const void *learning_rate = nullptr, *keep_first = nullptr, *keep_second = nullptr, *eps = nullptr;
+    int threads = 1;
+};
+void given_step(const GivenStep& call);
+
 // The square root of the sum of squares of all gradients. The order of the sum depends on shapes and strides alone.
 double gradient_norm(std::vector<OptimizerParameter>& parameters, int threads);
 

@@ -191,30 +191,123 @@ struct PairSum {
     }
 };
 
-// Two sums of each row: add(row, sum) sums a row.
-template <class A, class Add>
-RG_INLINE void sum_rows(int64_t rows, double* first, double* second, Add add) {
-    constexpr int64_t lanes = kLanes<double>;
-    for (int64_t row = 0; row < rows; row += lanes) {
-        const bool whole = rows - row >= lanes;
-        const int64_t end = whole ? row + lanes : rows;
-        ShortSum firsts[lanes] = {}, seconds[lanes] = {};
-        for (int64_t r = row; r < end; ++r) {
-            PairSum<A> sum;
-            add(r, sum);
-            sum.flush();
-            if (whole) {
-                firsts[r - row] = shorten(sum.first_total);
-                seconds[r - row] = shorten(sum.second_total);
-            } else {
-                first[r] = sum.first_total.total();
-                second[r] = sum.second_total.total();
+// The length of rows as a compile-time constant: so many whole vectors; 0: any length. The loops over a short row are
+// then unrolled, and what is left of it are the additions.
+template <int kVectors>
+struct Width {
+    static constexpr int vectors = kVectors;
+};
+template <class A, class Body>
+RG_INLINE void with_width(int64_t cols, const Body& body) {
+    if constexpr (kHasParts<A>) {
+        constexpr int vectors = PairSum<A>::kVectors;
+        if (cols * 2 == vectors * kLanes<A>) return body(Width<vectors / 2>());
+        if (cols == vectors * kLanes<A>) return body(Width<vectors>());
+        if (cols == 2 * vectors * kLanes<A>) return body(Width<2 * vectors>());
+    }
+    body(Width<0>());
+}
+
+// What a vector of a row adds to the row's two sums: `first`, and `a` times `b`.
+template <class A>
+struct PairTerm {
+    Vec<A> first, a, b;
+};
+
+// The two sums of a row, with the bits of PairSum. term(i, k, n) computes a vector's terms: of whole vectors, n = 0,
+// and of the first n lanes, whatever is in the others. k is the vector's place in its group: i - k * lanes is a
+// multiple of the group.
+struct SumsOfRow {
+    ShortSum first, second;
+
+    template <class A>
+    explicit RG_INLINE SumsOfRow(PairSum<A>& sum) {
+        sum.flush();
+        first = shorten(sum.first_total);
+        second = shorten(sum.second_total);
+    }
+    template <class A, class AnyWidth, class Term>
+    RG_INLINE SumsOfRow(AnyWidth width, const A*, int64_t cols, const Term& term) {
+        constexpr int vectors = PairSum<A>::kVectors, whole = AnyWidth::vectors;
+        constexpr int64_t lanes = kLanes<A>, step = vectors * lanes;
+        Sum first_total, second_total;
+        if constexpr (whole > 0) {
+            constexpr int used = whole < vectors ? whole : vectors;
+            Vec<A> s[used], q[used];
+            unrolled<whole>([&](int k) RG_INLINE_LAMBDA {
+                const PairTerm<A> t = term(k * lanes, k % vectors, int64_t(0));
+                s[k % used] = k < used ? t.first : s[k % used] + t.first;
+                q[k % used] = k < used ? t.a * t.b : fma(t.a, t.b, q[k % used]);
+            });
+            first_total.add_all<A>(s);
+            second_total.add_all<A>(q);
+        } else {
+            for (int64_t i = 0; i < cols;) {
+                Vec<A> s[vectors] = {}, q[vectors] = {};
+                const int64_t end = cols - i < kFlush * step ? cols : i + kFlush * step;
+                const auto add = [&](const PairTerm<A>& t, int k) RG_INLINE_LAMBDA {
+                    s[k] += t.first;
+                    q[k] = fma(t.a, t.b, q[k]);
+                };
+                for (; i + step <= end; i += step) {
+                    unrolled<vectors>([&](int k) RG_INLINE_LAMBDA { add(term(i + k * lanes, k, int64_t(0)), k); });
+                }
+                if (i < end) {
+                    for_last_vectors<A, vectors>(i, cols, [&](int64_t at, int64_t n, int k) RG_INLINE_LAMBDA {
+                        const Vec<A> old_s = s[k], old_q = q[k];
+                        add(term(at, k, n), k);
+                        if (n == 0) return;
+                        s[k] = first_of(s[k], n, old_s);
+                        q[k] = first_of(q[k], n, old_q);
+                    });
+                    i = end;
+                }
+                first_total.add_all<A>(s);
+                second_total.add_all<A>(q);
             }
         }
-        if (!whole) break;
-        store(first + row, totals(firsts));
-        store(second + row, totals(seconds));
+        (void)width;
+        first = shorten(first_total);
+        second = shorten(second_total);
     }
+};
+
+// Calls each(row, r) for the rows of a group, r from 0, and then finish(row, n) with n = 0, or the number of rows in a
+// group that is not whole.
+template <bool kUnrolled, class Each, class Finish>
+RG_INLINE void for_row_groups(int64_t rows, const Each& each, const Finish& finish) {
+    constexpr int64_t lanes = kLanes<double>;
+    int64_t row = 0;
+    for (; row + lanes <= rows; row += lanes) {
+        if constexpr (kUnrolled) {
+            unrolled<lanes>([&](int r) RG_INLINE_LAMBDA { each(row + r, r); });
+        } else {
+            for (int64_t r = 0; r < lanes; ++r) each(row + r, r);
+        }
+        finish(row, int64_t(0));
+    }
+    if (row == rows) return;
+    for (int64_t r = 0; r < rows - row; ++r) each(row + r, r);
+    finish(row, rows - row);
+}
+
+// Two sums of each row: sum(row) returns them.
+template <class AnyWidth, class SumRow>
+RG_INLINE void sum_rows(AnyWidth, int64_t rows, double* first, double* second, const SumRow& sum) {
+    constexpr int64_t lanes = kLanes<double>;
+    ShortSum firsts[lanes], seconds[lanes];
+    unrolled<lanes>([&](int r) RG_INLINE_LAMBDA { firsts[r] = seconds[r] = ShortSum{}; });  // if there are fewer rows
+    for_row_groups<(AnyWidth::vectors > 0)>(
+        rows,
+        [&](int64_t row, int64_t r) RG_INLINE_LAMBDA {
+            const SumsOfRow sums = sum(row);
+            firsts[r] = sums.first;
+            seconds[r] = sums.second;
+        },
+        [&](int64_t row, int64_t n) RG_INLINE_LAMBDA {
+            write(first + row, n, totals(firsts));
+            write(second + row, n, totals(seconds));
+        });
 }
 
 // Calls body(i) for `vectors` vectors from i on: unrolled if the number is a constant, else inlined once.

@@ -477,6 +477,29 @@ constexpr bool kCanStream = false;
 // Prefetches a cache line; any address is safe.
 RG_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// Doubles as A: stored, as doubles again, and from memory.
+#if defined(RG_ISA_AVX512)
+RG_INLINE void store_rounded(float* p, Vec<double> v) { _mm256_storeu_ps(p, _mm512_cvtpd_ps(v)); }
+RG_INLINE Vec<double> load_wide(const float* p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+#elif defined(RG_ISA_AVX2)
+RG_INLINE void store_rounded(float* p, Vec<double> v) { _mm_storeu_ps(p, _mm256_cvtpd_ps(v)); }
+RG_INLINE Vec<double> load_wide(const float* p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+#elif defined(RG_ISA_NEON)
+RG_INLINE void store_rounded(float* p, Vec<double> v) { vst1_f32(p, vcvt_f32_f64(v)); }
+RG_INLINE Vec<double> load_wide(const float* p) { return vcvt_f64_f32(vld1_f32(p)); }
+#else
+RG_INLINE void store_rounded(float* p, double v) { *p = float(v); }
+RG_INLINE double load_wide(const float* p) { return *p; }
+#endif
+RG_INLINE void store_rounded(double* p, Vec<double> v) { store(p, v); }
+RG_INLINE Vec<double> load_wide(const double* p) { return load(p); }
+template <class A>
+RG_INLINE Vec<double> rounded(Vec<double> v) {
+    A lanes[kLanes<double>];
+    store_rounded(lanes, v);
+    return load_wide(lanes);
+}
+
 // ---- sums in double precision --------------------------------------------------------------------------------------
 
 // The bits of a sum over elements do not depend on the width of the registers: it is kept in a fixed number of partial

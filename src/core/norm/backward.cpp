@@ -71,7 +71,11 @@ struct BackwardContext {
         const auto put = [first, count, accumulate = call.accumulate](void* base, const double* values) {
             if (!base) return;
             A* out = static_cast<A*>(base) + first;
-            for (int64_t i = 0; i < count; ++i) out[i] = A(accumulate ? double(out[i]) + values[i] : values[i]);
+            if (accumulate) {
+                for (int64_t i = 0; i < count; ++i) out[i] = A(double(out[i]) + values[i]);
+            } else {
+                for (int64_t i = 0; i < count; ++i) out[i] = A(values[i]);
+            }
         };
         put(call.dbeta, sum_dz);
         put(call.dgamma, sum_dz_xhat);
@@ -413,7 +417,7 @@ struct RowBackward : BackwardContext<A> {
     RowBackward(const NormBackward& c, const Geometry& geometry)
         : Base(c, geometry),
           // What comes from memory is prefetched, into the same cache.
-          grid(geometry, this->stream ? kRowElements / 2 : kRowElements,
+          grid(geometry, kColumnRows, this->stream ? kRowElements / 2 : kRowElements,
                3 * g.elements() * element_size(c.dtype) > far_cache_bytes()) {
         CallScratch& scratch = my_call_scratch();
         if (this->wants_parameters()) { totals = scratch.totals.take<double>(grid.chunks * 2 * g.C); }
@@ -466,21 +470,17 @@ struct RowBackward : BackwardContext<A> {
     struct RowSums {
         double g[kRowGroup], g_xhat[kRowGroup];
     };
-    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const RowSums& sums,
-                     int64_t col) const {
+    void write_block(const Block& b, const Inputs& in, const RowStatistics<A>& s, const RowSums& sums, int64_t col,
+                     A* chains) const {
         A slope_b[kRowGroup], slope_k[kRowGroup];
-        const double share = 1 / g.set_size();
-        for (int64_t row = 0; row < b.rows; ++row) {
-            if (call.frozen) {
-                slope_b[row] = slope_k[row] = 0;
-                continue;
-            }
-            const Slope<A> slope(double(s.rstd[row]), sums.g[row] * share, sums.g_xhat[row] * share);
-            slope_b[row] = slope.b;
-            slope_k[row] = slope.k;
+        if (call.frozen) {
+            std::fill_n(slope_b, b.rows, A(0));
+            std::fill_n(slope_k, b.rows, A(0));
+        } else {
+            kernels.row_slopes(b.rows, s.rstd, sums.g, sums.g_xhat, 1 / g.set_size(), {slope_b, slope_k});
         }
         this->write(b, my_tile<A>(), [&](Target<A> dx) {
-            kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx);
+            kernels.row_dx(b.size(), in.x, in.dz, s, gamma_from(col), {slope_b, slope_k}, dx, chains);
         });
     }
     void short_rows(int64_t chunk) const {
@@ -491,10 +491,12 @@ struct RowBackward : BackwardContext<A> {
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
             RowSums sums;
-            if (collects()) {
-                kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), sums.g, sums.g_xhat, columns.chains);
+            A* const late = call.dx && !this->stream && g.C <= kShortRow ? columns.chains : nullptr;
+            if (!call.frozen || (columns.chains && !late)) {
+                kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), sums.g, sums.g_xhat,
+                                 late ? nullptr : columns.chains);
             }
-            if (call.dx) write_block(b, in, s, sums, 0);
+            if (call.dx) write_block(b, in, s, sums, 0, late);
             columns.flush(row + rows);
         });
     }
@@ -520,7 +522,7 @@ struct RowBackward : BackwardContext<A> {
         const Block b = grid.place(row, 1, segment);
         const int64_t col = segment * grid.cols_per_segment;
         const RowStatistics<A> s = statistics(row, 1);
-        write_block(b, read(b, s, col), s, total, col);
+        write_block(b, read(b, s, col), s, total, col, nullptr);
     }
     void run(const Workers& workers) const {
         if (!call.dx && !totals) return;

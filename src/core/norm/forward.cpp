@@ -367,7 +367,8 @@ struct RowForward : ForwardContext<A> {
     double *partial = nullptr, *centers = nullptr;
 
     RowForward(const NormForward& c, const Geometry& geometry)
-        : Base(c, geometry), grid(geometry, kTile, 2 * g.elements() * element_size(c.dtype) > far_cache_bytes()) {
+        : Base(c, geometry),
+          grid(geometry, kRowGroup, kTile, 2 * g.elements() * element_size(c.dtype) > far_cache_bytes()) {
         if (grid.is_long()) {
             partial = my_call_scratch().partial.take<double>(g.N * grid.segments * 2);
             centers = my_call_scratch().centers.take<double>(g.N);

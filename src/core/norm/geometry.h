@@ -24,7 +24,8 @@ constexpr int64_t kChunkRows = 64;       // minimum number of rows per partial s
 constexpr int64_t kMaxParts = 64;        // maximum number of partial sums per column, and of groups of samples
 constexpr int64_t kCenterRows = 32;      // for columns: moments are taken about the mean of this many rows
 constexpr int64_t kCenterElements = 64;  // for planes and long rows: of this many elements
-constexpr int64_t kRowGroup = 16;        // short rows processed together; not more than kColumnRows
+constexpr int64_t kRowGroup = 64;        // most short rows of a block: what a block costs besides is shared by more
+static_assert(kRowGroup % kRowLanes == 0 && kRowGroup % kColumnRows == 0);
 
 // ---- scratch -------------------------------------------------------------------------------------------------------
 
@@ -137,22 +138,25 @@ struct ColumnGrid {
     }
 };
 
-// Short rows go through blocks of at most kRowGroup; a row longer than a tile is cut into segments.
+// Short rows go through blocks of at most `group`; a row longer than a tile is cut into segments.
 struct RowGrid {
     const Geometry& g;
-    int64_t rows_per_block, rows_per_chunk, chunks, segments, cols_per_segment;
+    int64_t group, rows_per_block, rows_per_chunk, chunks, segments, cols_per_segment;
     bool prefetch;  // the next block; worthwhile if it is not in the last-level cache
 
-    // most: the number of elements of a block, if it has more than one row
-    RowGrid(const Geometry& geometry, int64_t most, bool prefetch_next) : g(geometry), prefetch(prefetch_next) {
+    // most: the number of elements of a block, if it has more than one row. Rows that are added up over a chunk: in
+    // groups of kColumnRows; others in any power of two up to kRowGroup.
+    RowGrid(const Geometry& geometry, int64_t rows_per_group, int64_t most, bool prefetch_next)
+        : g(geometry), group(rows_per_group), prefetch(prefetch_next) {
         const int64_t cols = std::max<int64_t>(1, g.C);
         segments = ceil_div(cols, kTile);
         cols_per_segment = ceil_div(ceil_div(cols, segments), 64) * 64;
         segments = ceil_div(cols, cols_per_segment);
         rows_per_block = 1;  // or another power of two, so that blocks end where chains do
-        while (rows_per_block < kRowGroup && 2 * rows_per_block * cols <= most) rows_per_block *= 2;
+        while (rows_per_block < group && 2 * rows_per_block * cols <= most) rows_per_block *= 2;
         const int64_t least = g.N <= 128 ? 16 : 32;
         rows_per_chunk = ceil_div(std::max(least, ceil_div(g.N, kMaxParts)), 8) * 8;
+        if (group > kColumnRows) rows_per_chunk = std::max(rows_per_chunk, rows_per_block);
         chunks = ceil_div(g.N, rows_per_chunk);
     }
     bool is_long() const { return segments > 1; }
@@ -185,8 +189,8 @@ struct RowGrid {
         const int64_t first = chunk * rows_per_chunk, last = std::min(g.N, first + rows_per_chunk);
         const int64_t list = g.n.size ? g.n.axis[g.n.size - 1].extent : 1;
         for (int64_t row = first; row < last;) {
-            const int64_t chain = kColumnRows - (row - first) % kColumnRows;
-            const int64_t rows = std::min({rows_per_block, last - row, list - row % list, chain});
+            const int64_t rest = group - (row - first) % group;
+            const int64_t rows = std::min({rows_per_block, last - row, list - row % list, rest});
             body(row, rows);
             row += rows;
         }

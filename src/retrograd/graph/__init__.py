@@ -121,6 +121,7 @@ from .indexing import (
     take,
     take_along_axis,
 )
+from .joins import normalize
 from .layer import (
     activation,
     batch_norm,
@@ -133,7 +134,6 @@ from .layer import (
     l2_normalize,
     layer_norm,
     leaky_relu,
-    normalize,
     prelu,
     rms_norm,
     silu,
@@ -226,6 +226,7 @@ from .shaping import (
 )
 from .shards import sync_batch_norm
 from .tensor import Graph, Node, Operand, Tensor, Variable, trace
+from .updates import adam_update, sgd_update
 
 abs = absolute
 
@@ -259,6 +260,7 @@ __all__ = [
     "abs",
     "absolute",
     "activation",
+    "adam_update",
     "add",
     "all",
     "any",
@@ -407,6 +409,7 @@ __all__ = [
     "scatter_add",
     "scatter_along_axis",
     "scatter_nd",
+    "sgd_update",
     "sigmoid",
     "sigmoid_cross_entropy",
     "sign",

@@ -430,7 +430,7 @@ arctan = _unary("arctan", lambda g, y, x: g / (x * x + 1.0), "The inverse tangen
 sinh = _unary("sinh", lambda g, y, x: g * cosh(x), "The hyperbolic sine.")
 cosh: _Unary = _unary("cosh", lambda g, y, x: g * sinh(x), "The hyperbolic cosine.")
 tanh = _unary("tanh", lambda g, y, x: g * (1.0 - y * y), "The hyperbolic tangent.")
-arcsinh = _unary("arcsinh", lambda g, y, x: g * rsqrt(x * x + 1.0), "Its inverse of sinh.", engine="asinh")
+arcsinh = _unary("arcsinh", lambda g, y, x: g * rsqrt(x * x + 1.0), "The inverse of sinh.", engine="asinh")
 arccosh = _unary("arccosh", lambda g, y, x: g * rsqrt(x * x - 1.0), "The inverse of cosh.", engine="acosh")
 arctanh = _unary("arctanh", lambda g, y, x: g / (1.0 - x * x), "The inverse of tanh.", engine="atanh")
 erf = _unary("erf", lambda g, y, x: g * (exp(-(x * x)) * _ERF_SLOPE), "The error function.")
@@ -498,5 +498,8 @@ def cast(x: Operand, dtype: npt.DTypeLike) -> Tensor:
 
 
 def identity(x: Operand) -> Tensor:
-    """x itself: a tensor inside a trace, if it is a tensor or a variable, else an array."""
+    """x itself.
+
+    Inside a trace tensors and variables give a tensor; everything else gives an array.
+    """
     return as_tensor(x) if in_trace((x,)) else as_array(x)  # type: ignore[return-value]

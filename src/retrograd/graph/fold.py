@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ..ops.activation import Activation
 from .image import CONV
 from .layer import NORM, NORM_BACKWARD
-from .operation import OPERATIONS
+from .operation import OPERATIONS, Operation
 from .tensor import Node, Tensor
 
 _RELU = Activation("relu")
@@ -37,11 +37,11 @@ def folded(nodes: Sequence[Node], kept: set[int]) -> list[Node]:
             continue
         y = activations[0].results[0]
         instead[activations[0].number] = None
-        instead[node.number] = _copy(
+        instead[node.number] = copied_node(
             node, node.inputs, {**node.attributes, "activation": _RELU}, (y, *node.results[1:])
         )
         for mask in masks:
-            instead[mask.number] = _copy(mask, (y, *mask.inputs[1:]), mask.attributes, mask.results)
+            instead[mask.number] = copied_node(mask, (y, *mask.inputs[1:]), mask.attributes, mask.results)
         if node.operation is NORM:
             _fold_backward(node, y, masks, uses, kept, instead)
     return [n for node in nodes if (n := instead.get(node.number, node)) is not None]
@@ -79,7 +79,9 @@ def _fold_backward(
         return
     _, x, _, gamma, beta, statistics = backward.inputs
     inputs = (dy, x, y, gamma, beta, statistics)
-    instead[backward.number] = _copy(backward, inputs, {**backward.attributes, "activation": _RELU}, backward.results)
+    instead[backward.number] = copied_node(
+        backward, inputs, {**backward.attributes, "activation": _RELU}, backward.results
+    )
     instead[masks[0].number] = instead[select.number] = None
 
 
@@ -94,12 +96,16 @@ def _is_zero(tensor: Tensor | None) -> bool:
     return tensor is not None and scalar_constant(tensor) == 0.0
 
 
-def _copy(
-    node: Node, inputs: Sequence[Tensor | None], attributes: dict[str, object], results: Sequence[Tensor]
+def copied_node(
+    node: Node,
+    inputs: Sequence[Tensor | None],
+    attributes: dict[str, object],
+    results: Sequence[Tensor],
+    operation: Operation | None = None,
 ) -> Node:
     """A node like another one, that no graph lists."""
     copy = Node.__new__(Node)
-    copy.graph, copy.operation, copy.line = node.graph, node.operation, node.line
+    copy.graph, copy.operation, copy.line = node.graph, operation or node.operation, node.line
     copy.number, copy.region = node.number, node.region
     copy.inputs, copy.attributes, copy.results = tuple(inputs), attributes, tuple(results)
     return copy

@@ -18,7 +18,7 @@ from ..ops._norm_problem import NormKind, NormProblem, norm_problem_of
 from ..ops._types import Array
 from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
-from .elementwise import add, cast, greater_equal, identity, multiply, rsqrt, run_map, subtract, where
+from .elementwise import add, cast, greater_equal, identity, multiply, rsqrt, run_map, where
 from .indexing import as_seed, refuse_index
 from .operation import Operation, Spec
 from .operators import Axes
@@ -362,18 +362,12 @@ def group_norm(
     return found
 
 
-def normalize(
-    x: Operand,
-    mean: Operand,
-    var: Operand,
-    gamma: Operand | None = None,
-    beta: Operand | None = None,
-    eps: float = 1e-5,
+def layer_of_norm(
+    kind: NormKind, x: Operand, gamma: Operand | None, beta: Operand | None, axis: int, eps: float
 ) -> Tensor:
-    """``(x - mean) / sqrt(var + eps) * gamma + beta``, of a mean and a variance that are given and have gradients."""
-    centered = multiply(subtract(x, mean), rsqrt(add(var, float(eps))))
-    scaled = centered if gamma is None else multiply(centered, gamma)
-    return scaled if beta is None else add(scaled, beta)
+    """A normalization by the statistics of x, of any kind without groups."""
+    found: Tensor = _normalize(kind, x, gamma, beta, None, axis, 1, eps, None, "output")[0]
+    return found
 
 
 def rms_norm(x: Operand, scale: Operand | None = None, axes: Axes | Sequence[int] = -1, eps: float = 1e-5) -> Tensor:

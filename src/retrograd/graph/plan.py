@@ -20,6 +20,7 @@ from .elementwise import COPY, run_map
 from .fold import folded
 from .operation import Operation
 from .tensor import BOOL, CONSTANT, FLOATS, INPUT, VARIABLE, Graph, Node, Tensor, Variable, needs_contiguous
+from .updates import merged, stored
 
 _ALIGNMENT: Final = 64
 _MOST_OPERANDS, _MOST_STEPS, _MOST_RESULTS = 24, 32, 8  # of a map, in the engine
@@ -78,7 +79,7 @@ class Plan:
         self.places: dict[int, Place] = {}  # of a tensor that is not a view, by id
         self.viewed: dict[int, tuple[Tensor, Node]] = {}  # of a view: what it views, and its node
         self._layouts: dict[int, Array] = {}
-        nodes = _live(graph)
+        nodes = stored(_live(graph), graph)
         self._variables(nodes)
         early, late = _split(nodes)
         _refuse_calls(late)
@@ -88,7 +89,7 @@ class Plan:
         self._copy_assigned()
         late_numbers = {node.number for node in late}
         self.outputs = [self._output(t, t.node.number in late_numbers) for t in graph.outputs]
-        updates = _joined(late, kept)
+        updates = merged(_joined(late, kept))
         written = self._written_last(updates)
         self._keep_old_values(updates)
         self.commits = len(self.steps)

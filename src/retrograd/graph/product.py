@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from .. import _core
 from ..ops._types import Array
@@ -86,28 +86,38 @@ def matmul(a: Operand, b: Operand) -> Tensor:
 # ---- linear layers ---------------------------------------------------------------------------------------------------
 
 
-def _linear_shapes(x: Spec, w: Spec, b: Spec | None) -> Sequence[Spec]:
+# `transposed`: w is [I, O].
+
+
+def _oriented(w: Any, transposed: bool) -> Any:
+    """w, or its gradient, as [O, I]."""
+    return w.T if transposed and w is not None else w
+
+
+def _linear_shapes(x: Spec, w: Spec, b: Spec | None, *, transposed: bool = False) -> Sequence[Spec]:
     _floats(x, w, b)
-    if len(w.shape) != 2 or not x.shape or x.shape[-1] != w.shape[1]:
-        wanted = f"(..., {w.shape[1]})" if len(w.shape) == 2 else "a w with two axes"
+    outputs, inputs = w.shape[:: -1 if transposed else 1] if len(w.shape) == 2 else (0, 0)
+    if len(w.shape) != 2 or not x.shape or x.shape[-1] != inputs:
+        wanted = f"(..., {inputs})" if len(w.shape) == 2 else "a w with two axes"
         raise ValueError(f"x has shape {x.shape}, expected {wanted} to match w of shape {w.shape}")
-    if b is not None and b.shape != w.shape[:1]:
-        raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {w.shape[:1]}")
-    return (Spec((*x.shape[:-1], w.shape[0]), x.dtype),)
+    if b is not None and b.shape != (outputs,):
+        raise ValueError(f"b has shape {b.shape}, but w of shape {w.shape} needs {(outputs,)}")
+    return (Spec((*x.shape[:-1], outputs), x.dtype),)
 
 
 def _rows(array: Array) -> Array:
     return array if array.ndim == 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
-def _linear(inputs: Sequence[Array], results: Sequence[Array]) -> None:
+def _linear(inputs: Sequence[Array], results: Sequence[Array], *, transposed: bool = False) -> None:
     x, w, b = inputs
-    refuse(_core.linear_forward(x.dtype.itemsize == 8, _rows(x), w, b, _rows(results[0]), False, 0))
+    y = _rows(results[0])
+    refuse(_core.linear_forward(x.dtype.itemsize == 8, _rows(x), _oriented(w, transposed), b, y, False, 0))
 
 
 def _linear_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
     (x, w, _), (g,) = node.inputs, given
-    found: tuple[Tensor, ...] = apply(_LINEAR_BACKWARD, (g, x, w))
+    found: tuple[Tensor, ...] = apply(_LINEAR_BACKWARD, (g, x, w), node.attributes)
     return [t if wanted else None for t, wanted in zip(found, needed, strict=True)]
 
 
@@ -117,12 +127,13 @@ _LINEAR: Final = Operation(
     compute=_linear,
     gradient=_linear_gradient,
     contiguous=(0, 2),
-    flops=lambda inputs, results: 2.0 * inputs[0].elements * inputs[1].shape[0],
+    flops=lambda inputs, results, **_: 2.0 * inputs[0].elements * results[0].shape[-1],
 )
 
 
-def _linear_backward(inputs: Sequence[Array], results: Sequence[Array | None]) -> None:
+def _linear_backward(inputs: Sequence[Array], results: Sequence[Array | None], *, transposed: bool = False) -> None:
     (dy, x, w), (dx, dw, db) = inputs, results
+    w, dw = _oriented(w, transposed), _oriented(dw, transposed)
     refuse(
         _core.linear_backward(
             x.dtype.itemsize == 8, _rows(dy), _rows(x), w, None if dx is None else _rows(dx), dw, db, False, False, 0
@@ -131,9 +142,11 @@ def _linear_backward(inputs: Sequence[Array], results: Sequence[Array | None]) -
 
 
 def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+    transposed = node.attributes.get("transposed", False)
     (dy, x, w), (gdx, gdw, gdb) = node.inputs, given
     assert dy is not None
     assert x is not None
+    w, gdw = _oriented(w, transposed), _oriented(gdw, transposed)
     assert w is not None
     rows = math.prod(x.shape[:-1])
     flat_dy, flat_x = reshape(dy, (rows, w.shape[0])), reshape(x, (rows, w.shape[1]))
@@ -141,14 +154,14 @@ def _linear_second(node: Node, given: Sequence[Tensor | None], needed: Sequence[
     if gdx is not None:
         flat = reshape(gdx, (rows, w.shape[1]))
         parts[0].append(matmul(flat, w.T))
-        parts[2].append(matmul(flat_dy.T, flat))
+        parts[2].append(_oriented(matmul(flat_dy.T, flat), transposed))
     if gdw is not None:
         parts[0].append(matmul(flat_x, gdw.T))
         parts[1].append(matmul(flat_dy, gdw))
     if gdb is not None:
         parts[0].append(broadcast_to(gdb, flat_dy.shape))
     totals = totals_of(parts, needed)
-    return [None if t is None else reshape(t, like.shape) for t, like in zip(totals, (dy, x, w), strict=True)]
+    return [None if t is None else reshape(t, like.shape) for t, like in zip(totals, node.inputs, strict=True)]  # type: ignore[union-attr]
 
 
 def totals_of(parts: Sequence[Sequence[Tensor]], needed: Sequence[bool]) -> list[Tensor | None]:
@@ -164,18 +177,23 @@ def totals_of(parts: Sequence[Sequence[Tensor]], needed: Sequence[bool]) -> list
 
 _LINEAR_BACKWARD: Final = Operation(
     "linear_backward",
-    lambda dy, x, w: (x, w, Spec(w.shape[:1], w.dtype)),
+    lambda dy, x, w, **_: (x, w, Spec(dy.shape[-1:], w.dtype)),
     compute=_linear_backward,
     gradient=_linear_second,
     contiguous=(0, 1),
     optional=(0, 1, 2),
-    flops=lambda inputs, results: 4.0 * inputs[1].elements * inputs[2].shape[0],
+    flops=lambda inputs, results, **_: 4.0 * inputs[1].elements * inputs[0].shape[-1],
 )
 
 
 def linear(x: Operand, w: Operand, b: Operand | None = None) -> Tensor:
     """``x @ w.T + b`` for x [..., I], w [O, I] and b [O]; the sum over rows for b is in float64."""
     return apply_one(_LINEAR, (x, w, b))
+
+
+def affine(x: Operand, w: Operand, b: Operand) -> Tensor:
+    """``x @ w + b`` for x [..., I], w [I, O] and b [O], in one call."""
+    return apply_one(_LINEAR, (x, w, b), {"transposed": True})
 
 
 def outer(a: Operand, b: Operand) -> Tensor:

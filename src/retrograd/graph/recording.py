@@ -18,7 +18,8 @@ A front end supplies names and argument rules; the functions that it passes to `
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import cycle
 from typing import Any, Final, TypeAlias
 
@@ -30,7 +31,7 @@ from .gradient import gradients
 from .operation import Operation, Spec
 from .program import Program
 from .shaping import full
-from .tensor import Graph, Node, Tensor, Variable, current_graph, trace
+from .tensor import Graph, Joins, Node, Tensor, Variable, current_graph, trace
 
 # A size that is not known is -1; a shape of which nothing is known is None.
 Shape: TypeAlias = tuple[int, ...] | None
@@ -259,6 +260,11 @@ class Recording:
                 waiting.extend(call.after)
         return found
 
+    def _of_gradients(self, call: Call) -> bool:
+        """Whether a call takes the gradient of something that is made of gradients."""
+        of = call.operands[0] if call.kind == "gradients" else None
+        return of is not None and any(before.kind == "gradients" for before in self._ancestors([of]))
+
     def calls_for(self, targets: Sequence[Symbol]) -> list[Call]:
         """The calls that targets depend on, in the order in which they were made."""
         needed = self._ancestors(targets)
@@ -311,20 +317,29 @@ class Recording:
         more = [s for s in extra.operands if s is not None] if extra else []
         needed = self._ancestors([*targets, *more], assigns)
         order = [call for call in self.calls if call in needed]
+        every = [*order, *([extra] if extra else [])]
+        first = not any(self._of_gradients(call) for call in every)
+        uses = Counter([*targets, *(s for call in every for s in call.operands)])
+        alone = frozenset(symbol for symbol, count in uses.items() if count == 1 and symbol is not None)
 
         def again(*tensors: Tensor) -> list[Tensor]:
+            graph = current_graph()
+            assert graph is not None
+            graph.joins = Joins(first, {})
             found: dict[int, Tensor] = dict(zip(map(id, feeds), tensors, strict=True))
             assigned: dict[Variable, Tensor] = {}
-            for call in [*order, *([extra] if extra else [])]:
-                self._replay(call, found, assigned)
+            for call in every:
+                self._replay(call, found, assigned, alone)
             for variable, value in assigned.items():
                 variable.assign(value)
             return [found[id(symbol)] for symbol in targets]
 
         return trace(again, list(feeds.values()), [s.name or s.call.described for s in feeds])
 
-    def _replay(self, call: Call, found: dict[int, Tensor], assigned: dict[Variable, Tensor]) -> None:
-        """Make a call inside the trace, and note its results."""
+    def _replay(
+        self, call: Call, found: dict[int, Tensor], assigned: dict[Variable, Tensor], alone: Set[Symbol]
+    ) -> None:
+        """Make a call inside the trace, and note its results. `alone`: the symbols that one call reads."""
         # Any: what is not a function's has no operands that are None.
         operands: list[Any] = [None if s is None else self._value(s, call, found) for s in call.operands]
         try:
@@ -357,6 +372,10 @@ class Recording:
             # The same call made twice is one node of the graph; a gradient is of one of them.
             fresh = id(symbol) in self._marked and call.kind not in ("placeholder", "variable")
             found[id(symbol)] = _marked(tensor) if fresh else tensor
+            if call.function is not None and symbol in alone and not fresh:
+                joins = tensor.node.graph.joins
+                assert joins is not None
+                joins.made[id(tensor)] = call.function, operands
 
     def _value(self, symbol: Symbol, call: Call, found: dict[int, Tensor]) -> Tensor:
         if symbol.call.kind == "variable" and call.kind not in ("assign", "gradients"):

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,25 @@ from .operators import Operators
 
 _HERE: Final = os.path.dirname(os.path.abspath(__file__))
 # A line of these packages is not the user's.
-_PACKAGES: Final = (_HERE + os.sep, os.path.join(os.path.dirname(_HERE), "nn") + os.sep)
+_PACKAGES: Final = (
+    _HERE + os.sep,
+    *(os.path.join(os.path.dirname(_HERE), name) + os.sep for name in ("nn", "bnns", "mpsgraph")),
+    "<declared>",  # the generated methods of bnns
+)
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float64))
 INTEGERS: Final = (np.dtype(np.int32), np.dtype(np.int64))
 BOOL: Final = np.dtype(np.bool_)
 DTYPES: Final = (*FLOATS, *INTEGERS, BOOL)
 _COMPARED: Final = 1 << 16  # bytes of a constant that is looked for among earlier ones
 BYTE: Final = np.dtype(np.uint8)  # of caches, which only their operations read
+
+
+class Joins(NamedTuple):
+    """What a recording knows before it is traced, so that `joins` may make one operation of several."""
+
+    first: bool  # no gradient is taken of a gradient
+    # The function and the operands that a tensor is made of, by its id, if only one call reads it.
+    made: dict[int, tuple[Callable[..., Any], Sequence[Any]]]
 
 
 class Graph:
@@ -46,6 +58,7 @@ class Graph:
         self.assigned: dict[Variable, Tensor] = {}  # the last value of each variable
         self.read: dict[Variable, Tensor] = {}  # the value of each variable at the start
         self.open = True
+        self.joins: Joins | None = None
         self._known: dict[tuple[Any, ...], Node] = {}
 
     def node(self, operation: Operation, inputs: Sequence[Tensor | None], attributes: dict[str, Any]) -> Node:

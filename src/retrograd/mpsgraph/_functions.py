@@ -517,15 +517,9 @@ def normalization_gradient(
 # ---- optimizers ------------------------------------------------------------------------------------------------------
 
 
-def _like(update: Tensor, values: Tensor) -> Tensor:
-    if update.shape != values.shape:
-        raise ValueError(f"the new values have shape {update.shape}, the values {values.shape}")
-    return update
-
-
 def gradient_descent(rate: Tensor, values: Tensor, gradient: Tensor) -> Tensor:
     """``values - learningRate * gradient``"""
-    return _like(G.subtract(values, G.multiply(scalar(rate), gradient)), values)
+    return G.sgd_update(values, gradient, rate)
 
 
 def adam(
@@ -559,13 +553,8 @@ def adam_current(
     gradient: Tensor,
 ) -> list[Tensor]:
     """New values, momentum, velocity (and its maximum) of Adam, for a learning rate that has been corrected."""
-    rate, beta1, beta2, epsilon = (scalar(t) for t in (rate, beta1, beta2, epsilon))
-    m = G.add(G.multiply(beta1, momentum), G.multiply(G.subtract(1.0, beta1), gradient))
-    v = G.add(G.multiply(beta2, velocity), G.multiply(G.subtract(1.0, beta2), G.square(gradient)))
-    largest = None if maximum is None else G.maximum(maximum, v)
-    step = G.divide(G.multiply(rate, m), G.add(G.sqrt(v if largest is None else largest), epsilon))
-    found = [_like(G.subtract(values, step), values), _like(m, momentum), _like(v, velocity)]
-    return found if largest is None else [*found, largest]
+    settings = {"learning_rate": rate, "beta1": beta1, "beta2": beta2, "eps": epsilon}
+    return list(G.adam_update(values, gradient, momentum, velocity, maximum, **settings))
 
 
 # ---- indices ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import graph as G
+from ..graph import joins
 from . import _functions as F
 from . import _images as I
 from . import _random as R
@@ -39,7 +40,7 @@ row("absoluteSquare(tensor:name:)", "absoluteSquareWithTensor:name:", "tensor", 
 
 group("arithmetic, two operands")
 for name, function in {
-    "addition": G.add, "subtraction": G.subtract, "multiplication": G.multiply, "division": G.divide,
+    "addition": joins.add, "subtraction": G.subtract, "multiplication": G.multiply, "division": G.divide,
     "divisionNoNaN": G.divide_no_nan, "modulo": G.fmod, "floorModulo": G.mod, "power": G.power,
     "minimum": G.fmin, "maximum": G.fmax, "minimumWithNaNPropagation": G.minimum,
     "maximumWithNaNPropagation": G.maximum, "equal": G.equal, "notEqual": G.not_equal, "lessThan": G.less,

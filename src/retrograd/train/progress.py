@@ -54,7 +54,7 @@ class Progress:
         self._bar = progress.Progress(
             progress.TextColumn("step"),
             progress.MofNCompleteColumn(),
-            progress.BarColumn(bar_width=10 if terminal_width() < 60 else 20),
+            progress.BarColumn(bar_width=6 if terminal_width() < 60 else 12),
             progress.TextColumn("{task.description}"),
             transient=True,
         )
@@ -67,7 +67,7 @@ class Progress:
             taken = self._bar.tasks[0]
             beside = len(f"step {taken.total}/{taken.total}  ") + self._bar.columns[2].bar_width
             forms = ["  ".join(numbers[:many]) for many in range(len(numbers), -1, -1)]
-            shown = fitting(forms, self._bar.console.width - beside)
+            shown = fitting(forms, self._bar.console.width - beside - 2)  # room for ^C, which would move the cursor
             self._bar.update(self._task, completed=done, description=shown)
 
     def end(self) -> None:

@@ -103,6 +103,7 @@ h2 { font-size: 1.2rem; line-height: 1.3; }
 section > * { margin: 0; }
 section > * + * { margin-top: 1rem; }
 section > h2 + * { margin-top: 0.75rem; }
+main > section:first-child > h2 + p { font-size: 1.2rem; font-weight: 600; line-height: 1.4; }
 section > figure { margin-left: -8px; margin-right: -8px; }
 section > figure + figure { margin-top: 1.75rem; }
 .sample {
@@ -117,6 +118,7 @@ th, td {
   padding: 0.4rem 1.1rem 0.4rem 0.6rem; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top;
 }
 td { max-width: 32rem; min-width: 5rem; }
+td:first-child { overflow-wrap: break-word; }
 th { overflow-wrap: normal; }
 th { color: var(--muted); font-weight: 600; font-size: 0.85rem; vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
@@ -142,7 +144,8 @@ figure .narrow { display: none; }
   header, main { max-width: none; padding-left: 0; padding-right: 0; }
   section { border: 0; border-top: 1px solid var(--rule); border-radius: 0; padding: 1rem 0 0; }
   h2 { break-after: avoid; }
-  section > figure { margin-left: 0; margin-right: 0; }
+  main > section:first-child > h2 + p { font-size: 1.2rem; font-weight: 600; line-height: 1.4; }
+section > figure { margin-left: 0; margin-right: 0; }
   figure, tr { break-inside: avoid; }
   .best > *, .sample { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .scroll { overflow: visible; }

@@ -27,7 +27,7 @@ from .chart import Chart, Line, png
 from .files import MODEL, SAVED_INPUT, UNUSABLE, load_weights
 from .progress import Progress, clock, count
 from .report import Block, Prose, Section, Table, page, plain
-from .settings import InputError, shown
+from .settings import InputError
 from .task import Task, learning_rate, warm_up_steps
 
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
@@ -83,7 +83,7 @@ class Run:
         self._note = ""  # on how the run was extended
         self._began = self._said = time.monotonic()
         self._unsaid: tuple[str, ...] = ()  # the last validation, as forms of a line, if it has not been printed
-        self._saved = -math.inf
+        self._saved, self._saved_step = -math.inf, 0
         self.why: Literal["finished", "no improvement", "time limit", "interrupted"] = "finished"
         self.signal: int | None = None
 
@@ -179,7 +179,7 @@ class Run:
             lambda path: nn.save(path, task.model, task.optimizer, arrays=task.arrays(), metadata=metadata),
         )
         self._write(HISTORY, lambda path: write_whole(path, self._history().encode()))
-        self._saved = time.monotonic()
+        self._saved, self._saved_step = time.monotonic(), task.optimizer.steps
 
     def _save_model(self, **metadata: Any) -> None:
         self._write(MODEL, lambda path: nn.save(path, self._task.model, metadata={**self._about(), **metadata}))
@@ -244,6 +244,12 @@ class Run:
             self.signal = self._group.broadcast(stop.signal)
             if self.signal is not None:
                 self.why = "interrupted"
+        except KeyboardInterrupt:
+            progress.end()
+            if self._leads and self._saved > -math.inf:
+                progress.prose(f"Stopped at once. The last checkpoint is that of step {count(self._saved_step)}:")
+                progress.say(f"  {self._how_to_resume()}")
+            raise
         finally:
             progress.end()
         if not self._leads:
@@ -276,6 +282,12 @@ class Run:
             spent = times[-1] + start - began
             more = len(times) < _MOST_PROBES and (len(times) < 3 or spent < _PROBING * limit) and spent < limit / 4
             more = self._group.broadcast(more)
+        for array, value in state:
+            array[...] = value
+        # The first step also compiles the program.
+        step = statistics.median(times[1:] or times)
+        estimate = max(1, int(_MARGIN * limit / max(step, 1e-9)))
+        task.plan(self._group.broadcast(min(task.longest(), estimate)))  # how much is validated depends on it
         validation = 0.0
         for _ in range(2 if self._leads else 0):  # the first one compiles, too
             start = time.monotonic()
@@ -285,8 +297,7 @@ class Run:
                 break
         for array, value in state:
             array[...] = value
-        # The first step also compiles the program. Validations get at most a quarter of the time.
-        step = statistics.median(times[1:] or times)
+        # Validations get at most a quarter of the time.
         left = _MARGIN * limit - (time.monotonic() - began)
         validations = max(1, min(20, int(left / 4 / max(validation, 1e-9)) - 1))
         fitting = max(1, int((left - (validations + 1) * validation) / max(step, 1e-9)))
@@ -440,7 +451,7 @@ class Run:
                 progress.say(plain(section).rstrip("\n"))
                 progress.say()
         charts = self._charts(records)
-        settings = Table(["setting", "value"], [[name, shown(value)] for name, value in task.in_force().items()])
+        settings = Table(["option", "value"], [list(row) for row in task.settings.named(task.in_force())])
         sections = [
             Section("Result", headline),
             *outcome.sections,

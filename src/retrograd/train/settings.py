@@ -138,6 +138,15 @@ class Settings:
             values[name] = value
         return cls(**values)
 
+    @classmethod
+    def named(cls, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+        """Return settings as the user would write them: the options and their values, as text."""
+        units = {name: "s" if limits.metavar == "TIME" else "" for name, *_, limits in cls.options()}
+        return [
+            ("--" + name.replace("_", "-"), shown(value) + ("" if value is None else units[name]))
+            for name, value in record.items()
+        ]
+
     def without_resumable(self: _S) -> _S:
         """Return a copy in which settings that do not affect the results have their defaults."""
         defaults = {name: default for name, _, _, default, _ in self.options() if name in self.RESUMABLE}

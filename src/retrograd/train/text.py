@@ -42,6 +42,11 @@ _UNKNOWN_SHARE: Final = 1e-4
 _PASSES: Final = 10  # epochs, if the settings have no number of steps
 _MOST_STEPS: Final = 20_000
 _LEAST_STEPS: Final = 500
+# Symbols per validation, if the settings have no number: so many that 20 validations, whose symbols take about a third
+# of the time of those that are trained on, take a seventh of the time of the training.
+_LEAST_VALIDATED: Final = 8192
+_MOST_VALIDATED: Final = 65536
+_VALIDATED_SHARE: Final = 3 / 7 / 20
 _MOST_COUNTED: Final = 4_000_000  # symbols of training text that the n-gram baselines use
 
 # Directories of the standard library without typical Python code: tests, other packages, tables.
@@ -76,7 +81,11 @@ class TextSettings(Settings):
         maximum=2**53,
     )
     validation: float = option(0.05, "share of the text, at its end, used for validation", minimum=1e-6, maximum=0.5)
-    validation_items: int = option(65536, "maximum symbols per validation", minimum=1)
+    validation_items: int | None = option(
+        None,
+        f"maximum symbols per validation (default: {_LEAST_VALIDATED} to {_MOST_VALIDATED}, by the number of steps)",
+        minimum=1,
+    )
 
     def least_weights(self) -> int:
         return 4 * self.hidden * (self.embedding + (2 * self.layers - 1) * self.hidden)
@@ -397,8 +406,7 @@ class TextTask(Task):
         self._unit = "byte" if self.alphabet.level == "byte" else "character"
         self.measure, self.items = f"bits per {self._unit}", f"{self._unit}s"
         self._check_length()
-        held_out = _held_out(corpus.length, settings.validation)
-        self._train_length = corpus.length - held_out
+        self._train_length = corpus.length - _held_out(corpus.length, settings.validation)
 
         length = (self._train_length - 1) // settings.batch
         starts = [column * length for column in range(settings.batch)]
@@ -406,15 +414,21 @@ class TextTask(Task):
         group = self.group
         check_shards(group, settings.batch, "--batch")
         self._columns = Columns(corpus, starts[group.rank_part(settings.batch)], length, settings.unroll)
-        self._validation = self._validation_columns(held_out)
+        self.steps = settings.steps or min(self.longest(), _MOST_STEPS)
+        self._sizes_validation = settings.validation_items is None
+        self._validation = self._validation_columns()
 
         self.model = TextModel(len(self.alphabet), settings, np.random.default_rng(settings.seed))
-        self.steps = settings.steps or min(self.longest(), _MOST_STEPS)
         self.validate_every = steps_between_validations(settings, self.steps)
         self.optimizer = new_optimizer(self.model, settings, self.steps)
         total = _Predicting(self.model, nn.SoftmaxCrossEntropy(reduction="sum"))
         self._total = Programs(total, [total], training=False, num_threads=settings.threads)
         self._h, self._c = self.model.zero_states(settings.batch)
+
+    def plan(self, steps: int, validate_every: int | None = None) -> None:
+        super().plan(steps, validate_every)
+        if self._sizes_validation and not self.optimizer.steps:  # later validations must be comparable
+            self._validation = self._validation_columns()
 
     def longest(self) -> int:
         return max(_PASSES * self._columns.pieces, _LEAST_STEPS)
@@ -440,10 +454,15 @@ class TextTask(Task):
         if corpus.distinct == 1:
             raise InputError(f"{what} has only one {self._unit}, repeated {corpus.length:,} times: nothing to predict")
 
-    def _validation_columns(self, held_out: int) -> Columns:
+    def _validation_columns(self) -> Columns:
         """Return columns spread over the held-out text. They are few, so that few symbols have little context."""
-        labels = held_out - 1
-        used = min(labels, self.settings.validation_items)
+        settings, labels = self.settings, self._corpus.length - self._train_length - 1
+        items = settings.validation_items
+        if items is None or self._sizes_validation:
+            trained = self.steps * settings.batch * settings.unroll
+            items = max(_LEAST_VALIDATED, min(_MOST_VALIDATED, round(_VALIDATED_SHARE * trained)))
+            self.settings = dataclasses.replace(settings, validation_items=items)  # a run that is extended keeps it
+        used = min(labels, items)
         columns = max(1, min(64, used // 256))
         starts = [self._train_length + column * (labels // columns) for column in range(columns)]
         unroll = max(1, min(64, (1 << 22) // (columns * len(self.alphabet))))  # logits are allocated for each piece
@@ -507,6 +526,7 @@ class TextTask(Task):
         held_out = corpus.length - self._train_length
         layers = "1 LSTM layer" if settings.layers == 1 else f"{settings.layers} LSTM layers"
         passes = self.steps / self._columns.pieces
+        epochs = f"{passes:.2g}" if passes < 10 else f"{passes:,.0f}"
         rows = [
             (
                 "text",
@@ -516,7 +536,7 @@ class TextTask(Task):
             ("model", f"{layers} of {settings.hidden} units, {self.model.num_parameters:,} parameters"),
             (
                 "training",
-                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {passes:.2g} epochs",
+                f"{self.steps:,} steps of {settings.batch} x {settings.unroll} {self._unit}s, {epochs} epochs",
             ),
         ]
         kept = len(self.alphabet.characters)

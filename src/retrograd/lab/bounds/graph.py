@@ -120,7 +120,7 @@ def graph_tolerances(operation: str, rule: Rule, arrays: Sequence[Any], attribut
 
 
 def _is_layer(operation: str) -> bool:
-    parts = ("norm", "conv", "pool", "lstm", "gru", "rnn", "loss", "entropy", "distance", "activation")
+    parts = ("norm", "conv", "pool", "lstm", "gru", "rnn", "loss", "entropy", "distance", "activation", "optimizer")
     return any(part in operation for part in parts)
 
 

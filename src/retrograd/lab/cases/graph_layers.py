@@ -375,4 +375,23 @@ def _inside_recurrent(cell: str) -> Iterator[GraphCase]:
         yield case("projection", {"h0": GraphInput((3, 2))}, [_cell_inputs(cell, 4, 6, 2)])
 
 
-LAYER_CASES: Final = (_layers, _losses, _lstms, _recurrent, _scans)
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def _updates() -> Iterator[GraphCase]:
+    for shape in ((), (17,), (5, 33), (0, 3), (2, 4099)):
+        one = (1,) if shape == (17,) else ()
+        settings = (GraphInput(one), *(GraphInput(one, "inside", seed=k) for k in (1, 2)), GraphInput(one, "positive"))
+        values, gradient, momentum = (GraphInput(shape, seed=k) for k in (4, 5, 6))
+        velocity, largest = (GraphInput(shape, "positive", seed=k) for k in (7, 8))
+        nothing = (None,) * 3
+        yield GraphCase(
+            f"optimizer_step sgd {shape}", "optimizer_step", (settings[0], *nothing, values, gradient, *nothing),
+            {"kind": "sgd"},
+        )  # fmt: skip
+        for name, more in (("adam", None), ("amsgrad", largest)):
+            inputs = (*settings, values, gradient, momentum, velocity, more)
+            yield GraphCase(f"optimizer_step {name} {shape}", "optimizer_step", inputs, {"kind": "adam"})
+
+
+LAYER_CASES: Final = (_layers, _losses, _lstms, _recurrent, _scans, _updates)

@@ -394,6 +394,10 @@ def _products() -> Iterator[GraphCase]:
         yield GraphCase(f"linear {shape} {outputs}", "linear", (GraphInput(shape), w, added))
         dy = GraphInput((*shape[:-1], outputs))
         yield GraphCase(f"linear_backward {shape} {outputs}", "linear_backward", (dy, GraphInput(shape), w))
+        columns, turned = GraphInput((shape[-1], outputs)), {"transposed": True}
+        yield GraphCase(f"linear columns {shape} {outputs}", "linear", (GraphInput(shape), columns, added), turned)
+        arrays = (dy, GraphInput(shape), columns)
+        yield GraphCase(f"linear_backward columns {shape} {outputs}", "linear_backward", arrays, turned)
     w = GraphInput((9, 7), "any", "transposed")
     yield GraphCase("linear view", "linear", (GraphInput((5, 7), "any", "reversed"), w, GraphInput((9,))))
 

@@ -41,6 +41,7 @@ GRAPH_ITSELF: Final = {
     "mark": "the tensor itself, as a node of its own that a recording takes gradients of",
     "map": "elementwise operations, joined by the plan of a program",
     "update": "a step of an optimizer: reference.sgd_step, adam_step and rmsprop_step",
+    "optimizer_steps": "several of optimizer_step, joined by the plan of a program",
     "accumulate": "the sum of a variable and a gradient",
     "lstm_backward": "the vjp of lstm, which also reads lstm's cache",
     "gru_backward": "the vjp of gru, which also reads gru's cache",
@@ -389,8 +390,30 @@ def _linear_second(dys: Gradients, results: Sequence[Array], dy: Array, x: Array
     ]  # fmt: skip
 
 
-GRAPH["linear"] = Rule(lambda x, w, b: (linear_forward(x, w, b),), _linear_vjp)
-GRAPH["linear_backward"] = Rule(linear_backward, _linear_second)
+def _either(rule: Rule, like_w: int | None) -> Rule:
+    """A rule for w [O, I] as one for w [I, O] too, if `transposed`. `like_w`: the result that has w's shape."""
+
+    def turned(arrays: Sequence[Any], position: int | None) -> list[Any]:
+        return [a.T if i == position and a is not None else a for i, a in enumerate(arrays)]
+
+    position = 1 if like_w is None else 2  # of w
+
+    def forward(*arrays: Any, transposed: bool = False) -> Any:
+        if not transposed:
+            return rule.forward(*arrays)
+        return turned(rule.forward(*turned(arrays, position)), like_w)
+
+    def vjp(dys: Gradients, results: Sequence[Array], *arrays: Any, transposed: bool = False) -> Gradients:
+        assert rule.vjp is not None
+        if not transposed:
+            return rule.vjp(dys, results, *arrays)
+        return turned(rule.vjp(turned(dys, like_w), turned(results, like_w), *turned(arrays, position)), position)
+
+    return Rule(forward, vjp)
+
+
+GRAPH["linear"] = _either(Rule(lambda x, w, b: (linear_forward(x, w, b),), _linear_vjp), None)
+GRAPH["linear_backward"] = _either(Rule(linear_backward, _linear_second), 1)
 GRAPH["embedding"] = Rule(
     lambda indices, table: (wide(table)[indices],),
     lambda dys, results, indices, table: [None, embedding_backward(dys[0], indices, table.shape[0])],

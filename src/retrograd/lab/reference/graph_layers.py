@@ -14,6 +14,7 @@ from .dense import embedding_backward, philox_mask
 from .graph import GRAPH, Gradients, Rule, Shape, Vjp, sigmoid, sum_of, wide
 from .loss import cosine_distance, reduced_loss, soft_cross_entropy, softmax_cross_entropy
 from .norm import norm_backward, norm_forward
+from .optimizer import adam_step
 from .pooling import (
     average_pool_backward,
     average_pool_forward,
@@ -499,3 +500,57 @@ GRAPH["scan"] = Rule(lambda a, b, h0, *, axis: scan_forward(a, b, h0, axis=axis)
 GRAPH["scan_backward"] = Rule(
     lambda dy, dhn, a, y, h0, *, axis: scan_backward(dy, dhn, a, y, h0, axis=axis), _scan_backward_vjp
 )
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def _one(a: Any) -> Any:
+    return wide(a).reshape(())
+
+
+def _update(rate: Any, beta1: Any, beta2: Any, eps: Any, p: Any, g: Any, m: Any, v: Any, top: Any, *, kind: str) -> Any:
+    if kind == "sgd":
+        return (wide(p) - _one(rate) * wide(g),)
+    keep1, keep2 = _one(beta1), _one(beta2)
+    corrected = _one(rate) * (1 - keep1) / np.sqrt(1 - keep2)  # adam_step makes the opposite correction
+    return adam_step(
+        p, g, m, v, top, step=1, learning_rate=corrected, beta1=keep1, beta2=keep2, eps=_one(eps), epsilon_hat=True
+    )
+
+
+def _update_vjp(dys: Gradients, results: Sequence[Array], *arrays: Any, kind: str) -> Gradients:
+    shapes = [None if a is None else a.shape for a in arrays]
+    g, m, v, top = (None if a is None else wide(a) for a in arrays[5:])
+    dp, *others = (np.zeros(arrays[4].shape) if dy is None else wide(dy) for dy in dys)
+
+    def total(terms: Array, i: int) -> Any:
+        return np.asarray(terms.sum()).reshape(shapes[i])
+
+    assert g is not None
+    rate = _one(arrays[0])
+    if kind == "sgd":
+        return [total(-g * dp, 0), None, None, None, dp, -rate * dp, None, None, None]
+    beta1, beta2, eps = (_one(a) for a in arrays[1:4])
+    new_m, new_v = wide(results[1]), wide(results[2])
+    root = np.sqrt(new_v if top is None else wide(results[3]))
+    dm = others[0] - rate * dp / (root + eps)
+    deps = rate * dp * new_m / (root + eps) ** 2
+    dlargest = deps / (2 * root) + (0 if top is None else others[2])
+    wins = 1.0 if top is None else _share(new_v, top)
+    dv = others[1] + dlargest * wins
+    dg = (1 - beta1) * dm + 2 * (1 - beta2) * g * dv
+    settings = [
+        total(-dp * new_m / (root + eps), 0),
+        total(dm * (m - g), 1),
+        total(dv * (v - g * g), 2),
+        total(deps, 3),
+    ]
+    return [*settings, dp, dg, beta1 * dm, beta2 * dv, None if top is None else dlargest * (1 - wins)]
+
+
+def _share(a: Array, b: Array) -> Any:
+    return np.where(a > b, 1.0, np.where(a == b, 0.5, 0.0))
+
+
+GRAPH["optimizer_step"] = Rule(_update, _update_vjp)
