@@ -13,7 +13,6 @@ import csv
 import gzip
 import math
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -120,8 +119,9 @@ def main() -> None:
             )
         if len(combined) > 1:
             mean = dict(zip(ids, np.mean(combined, axis=0), strict=True))
-            times = [sum(row[i] for key, row in rows.items() if key != "retrograd") for i in (1, 2)]  # type: ignore[misc]
-            rows["mean of these"] = errors(train, test, mean, source.season), *times
+            others = [row for key, row in rows.items() if key != "retrograd"]
+            taken, used = sum(row[1] for row in others), sum(row[2] for row in others)
+            rows["mean of these"] = errors(train, test, mean, source.season), taken, used
         for method, (found_errors, wall, cpu) in rows.items():
             print(f"  {method:<24} {found_errors.text(source)}  {wall:6.0f} s, {cpu:6.0f} s of CPU", flush=True)
             if source.file == "M3":
@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
