@@ -28,11 +28,12 @@ from .files import (
     standard_input,
     with_standard_input,
 )
+from .panel_command import FORECAST, forecast_panel, is_panel_model, read_panel, train_panel
 from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings, shown
-from .table import check_libraries, read_table
+from .table import Panel, check_libraries, read_table
 from .task import Task
 from .text import Alphabet, TextSettings, TextTask, load_text_model, sample
 
@@ -178,6 +179,11 @@ def _train(options: argparse.Namespace) -> int:
             with Progress() as progress:
                 if options.resume is not None:
                     return _resume(options, given, files, ranks, progress)
+                if options.kind == SeriesTask.kind and files and files[0] != STANDARD_INPUT:
+                    read = settings(**given)
+                    assert isinstance(read, SeriesSettings)
+                    if (panel := read_panel(files[0], read)) is not None:
+                        return _fit_panel(options, panel, read, given, progress)
                 return _begin(options, settings(**given), files, ranks, progress)
         except MemoryError:
             raise RunError("not enough memory; reduce --hidden, --layers or --batch") from None
@@ -203,6 +209,27 @@ def _begin(options: argparse.Namespace, settings: Settings, files: list[str], ra
         files = [os.path.abspath(file) for file in files]
         ranks.broadcast((settings, files))
         return _run(Run(task, folder, files, progress))
+
+
+def _fit_panel(
+    options: argparse.Namespace, panel: Panel, settings: SeriesSettings, given: dict[str, Any], progress: Progress
+) -> int:
+    with _new_folder(options, [panel.name]) as folder, _alone_in(folder):
+        train_panel(panel, settings, given, folder, progress)
+    return 0
+
+
+def _forecast_panel(options: argparse.Namespace) -> int:
+    if options.use is not None or options.plot is not None:
+        raise InputError(f"--{'use' if options.use is not None else 'plot'} is for the model of a single table")
+    output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
+    _check_replaceable(output)
+    if output.resolve() == Path(options.data).resolve():
+        raise InputError(f"the data {options.data} and the output {output} must be two files")
+    changed = {name: value for name in ("gaps", "decimal") if (value := getattr(options, name)) is not None}
+    with Progress() as progress:
+        forecast_panel(options.model, options.data, changed, output, progress)
+    return 0
 
 
 def _resume(
@@ -326,7 +353,7 @@ def _new_folder(options: argparse.Namespace, files: list[str]) -> Iterator[Path]
 
 def _check_free(folder: Path, files: list[str], overwrite: bool) -> None:
     """Refuse a directory with files of a run, unless `overwrite`, and one where the run would overwrite its data."""
-    there = [name for name in FILES if (folder / name).exists()]
+    there = [name for name in (*FILES, FORECAST) if (folder / name).exists()]
     for name in there:
         if any(os.path.exists(file) and os.path.samefile(folder / name, file) for file in files):
             raise InputError(f"the run would replace its own data, {folder / name}: name another folder")
@@ -403,6 +430,8 @@ def _prompt(given: str, alphabet: Alphabet) -> str:
 
 def _forecast(options: argparse.Namespace) -> int:
     check_libraries()
+    if is_panel_model(options.model):
+        return _forecast_panel(options)
     forecaster = load_series_model(options.model)
     settings = forecaster.settings
     table = read_table(
