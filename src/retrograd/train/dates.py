@@ -7,16 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .settings import InputError
 from .words import counted, some
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["TIME_NAMES", "Column", "Step", "Times", "find_times", "has_dates"]
 
@@ -373,7 +370,7 @@ def _mixed(name: str, column: Column, lines: Sequence[int]) -> _Reading | None:
     return _Reading(found[0], "%Y-%m-%d %H:%M:%S" if clocks else "%Y-%m-%d")
 
 
-def _micro(values: pd.Series[Any]) -> Array:
+def _micro(values: Any) -> Array:  # a pandas.Series
     found: Array = values.to_numpy().astype("datetime64[us]")
     return found
 
