@@ -198,10 +198,10 @@ def test_a_time_limit_leaves_out_what_has_not_begun(monkeypatch: pytest.MonkeyPa
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
-def write_table(path: Path, series: Panel) -> None:
+def write_table(path: Path, series: Panel, names: tuple[str, str, str] = ("unique_id", "ds", "y")) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["unique_id", "ds", "y"])
+        writer.writerow(names)
         for key, values in series.items():
             for i, value in enumerate(values):
                 writer.writerow([key, f"{np.datetime64('2001-01') + i}-01", f"{value:.6f}"])
@@ -232,6 +232,21 @@ def test_the_commands_train_and_forecast(
     assert "not the panel that" in capsys.readouterr().err
     assert main(["train", "series", "sales.csv", "--hidden", "8"]) == 2
     assert "--hidden is for a table with one row for each time" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("short")
+def test_columns_of_a_panel_are_named_by_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    series = seasonal_panel(3)
+    write_table(Path("plain.csv"), series)
+    write_table(Path("named.csv"), series, ("shop", "month", "sales"))
+    options = ["--horizon", "6", "--threads", "1", "--output"]
+    assert main(["train", "series", "plain.csv", *options, "plain"]) == 0
+    assert main(["train", "series", "named.csv", "--id", "shop", "--target", "sales", *options, "named"]) == 0
+    assert main(["forecast", "named", "named.csv", "--output", "next.csv"]) == 0
+    plain, named = (Path(name).read_text().splitlines() for name in ("plain/forecast.csv", "next.csv"))
+    assert named[0] == "shop,month,sales,sales_low,sales_high"
+    assert named[1:] == plain[1:]
 
 
 def test_interrupted_training_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

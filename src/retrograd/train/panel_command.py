@@ -31,7 +31,7 @@ __all__ = ["FORECAST", "forecast_panel", "is_panel_model", "read_panel", "train_
 FORECAST: Final = "forecast.csv"
 # The settings that a panel has; the others are those of the network of a single table.
 _SETTINGS: Final = frozenset(
-    {"target", "horizon", "season", "gaps", "decimal", "time", "seed", "threads", "time_limit"}
+    {"target", "horizon", "season", "gaps", "decimal", "time", "id", "seed", "threads", "time_limit"}
 )
 _COLUMN: Final = b"unique_id"
 _LOOKED_AT: Final = 40  # series, of which the season is the most common one
@@ -75,7 +75,13 @@ def train_panel(
         raise InputError(f"{panel.name}: {str(error).removeprefix('fit_panel: ')}") from None
     finally:
         progress.end()
-    reading = {"target": panel.target, "gaps": settings.gaps, "decimal": settings.decimal, "time": settings.time}
+    reading = {
+        "target": panel.target,
+        "gaps": settings.gaps,
+        "decimal": settings.decimal,
+        "time": settings.time,
+        "identity": settings.id,
+    }
     model = dataclasses.replace(model, reading=reading)
     _write(folder / FORECAST, csv_text(panel, model.forecast()))
     try:
@@ -98,13 +104,20 @@ def train_panel(
 def read_panel(path: str, settings: SeriesSettings) -> Panel | None:
     """Read a file if it is a panel; of other files, only look for its column."""
     check_data(path)
-    if Path(path).suffix.lower() not in (".xlsx", ".xls"):  # they are compressed
+    if settings.id is None and Path(path).suffix.lower() not in (".xlsx", ".xls"):  # they are compressed
         try:
             if _COLUMN not in Path(path).read_bytes():
                 return None
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from None
-    found = read_data(path, gaps=settings.gaps, decimal=settings.decimal, time=settings.time, target=settings.target)
+    found = read_data(
+        path,
+        gaps=settings.gaps,
+        decimal=settings.decimal,
+        time=settings.time,
+        identity=settings.id,
+        target=settings.target,
+    )
     return found if isinstance(found, Panel) else None
 
 
