@@ -361,8 +361,11 @@ def test_browser_and_png_show_the_same(screenshot: Any, tmp_path: Path) -> None:
     for colour in LIGHT[:2]:
         for one, other in zip(places(pixels, colour), places(painted, colour), strict=True):
             assert (one.min(), one.max()) == pytest.approx((other.min(), other.max()), abs=2)
-    for colour in (*LIGHT[:2], "#e6e9ed", "#9aa3ad"):  # those of the lines, the grid and the axes
+    for colour in LIGHT[:2]:
         assert len(places(pixels, colour)[0]) == pytest.approx(len(places(painted, colour)[0]), rel=0.2)
+    # The grid and the axes are thin. Matplotlib puts them on whole pixels, the browser may spread a line over two.
+    for colour in ("#e6e9ed", "#9aa3ad"):
+        assert len(places(pixels, colour)[0]) > 0.3 * len(places(painted, colour)[0]) > 100
 
 
 def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -156,11 +157,9 @@ def _figure(charts: Sequence[Chart], width: int, height: int) -> Any:
 def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
     from matplotlib import dates, ticker
 
-    letters = 44 if narrow else 90
-    title = one_line(chart.title)
-    axis.set_title(
-        title if len(title) <= letters else title[: letters - 1] + "…", loc="left", fontsize=11, weight="bold"
-    )
+    letters = 34 if narrow else 90
+    title = textwrap.wrap(one_line(chart.title), letters, max_lines=2, placeholder=" …")
+    axis.set_title("\n".join(title), loc="left", fontsize=11, weight="bold")
     axis.grid(True, axis="y", linewidth=0.8)
     axis.set_axisbelow(True)
     axis.tick_params(length=3)
