@@ -363,9 +363,8 @@ def test_browser_and_png_show_the_same(screenshot: Any, tmp_path: Path) -> None:
             assert (one.min(), one.max()) == pytest.approx((other.min(), other.max()), abs=2)
     for colour in LIGHT[:2]:
         assert len(places(pixels, colour)[0]) == pytest.approx(len(places(painted, colour)[0]), rel=0.2)
-    # The grid and the axes are thin. Matplotlib puts them on whole pixels, the browser may spread a line over two.
-    for colour in ("#e6e9ed", "#9aa3ad"):
-        assert len(places(pixels, colour)[0]) > 0.3 * len(places(painted, colour)[0]) > 100
+    # The grid is thin: Matplotlib puts it on whole pixels, the browser may spread a line over two.
+    assert len(places(pixels, "#e6e9ed")[0]) > 0.3 * len(places(painted, "#e6e9ed")[0]) > 100
 
 
 def test_browser_shows_the_report_of_a_run(screenshot: Any, tmp_path: Path) -> None:
