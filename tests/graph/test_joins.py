@@ -329,8 +329,13 @@ LAYERS: tuple[tuple[Any, ...], ...] = (
 )
 
 
+def name_of(case: tuple[Any, ...]) -> str:
+    function, *shapes = case
+    return f"{function.__name__}-{'-'.join(map(str, shapes))}"
+
+
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("case", LAYERS, ids=str)
+@pytest.mark.parametrize("case", LAYERS, ids=name_of)
 def test_layers_with_a_bias(case: tuple[Any, ...], reverse: bool) -> None:
     *settings, joined = case
     biased = Biased(*settings)
@@ -345,7 +350,7 @@ def test_layers_with_a_bias(case: tuple[Any, ...], reverse: bool) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", [LAYERS[0], LAYERS[4]], ids=str)
+@pytest.mark.parametrize("case", [LAYERS[0], LAYERS[4]], ids=name_of)
 def test_a_layer_that_is_read_elsewhere_is_computed_once(case: tuple[Any, ...]) -> None:
     biased = Biased(*case[:4])
     y = biased.added()
