@@ -11,7 +11,6 @@ import io
 import math
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,7 +108,6 @@ class Measured(NamedTuple):
     rival: float  # of AutoETS
     network: float
     inside: float  # share of the test's values in the 80 % band
-    seconds: float
 
     @property
     def ratio(self) -> float:
@@ -132,10 +130,8 @@ def measure(series: Outside) -> Measured:
         path, values = written(series, Path(folder))
         last = series.horizon + (TESTED - 1) * max(1, series.horizon // 2)
         options = ["--horizon", str(series.horizon), "--test", repr(min(0.45, last / len(values))), "--overwrite"]
-        began = time.perf_counter()
         with contextlib.redirect_stdout(io.StringIO()) as said:
             code = main(["train", "series", str(path), "--output", str(Path(folder) / "run"), *options])
-        seconds = time.perf_counter() - began
         if code:
             raise RuntimeError(f"{series.name}: {said.getvalue()}")
         forecaster = load_series_model(Path(folder) / "run")
@@ -164,7 +160,6 @@ def measure(series: Outside) -> Measured:
             float(np.mean(errors)) / unit,
             choice.errors.get("network", math.nan) * to_unit,
             choice.inside,
-            seconds,
         )
 
 

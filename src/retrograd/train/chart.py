@@ -192,7 +192,8 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
     axis.set_ylabel(one_line(chart.y_label)[: 30 if narrow else 40])
     axis.margins(x=0.01)
     if any(np.asarray(line.x).dtype.kind == "M" for line in chart.lines):
-        locator = dates.AutoDateLocator(minticks=3, maxticks=4 if narrow else 8)
+        # So many that some interval fits any range: 47 hours need four of 12 hours.
+        locator = dates.AutoDateLocator(minticks=2 if narrow else 3, maxticks=5 if narrow else 8)
         axis.xaxis.set_major_locator(locator)
         axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
     else:

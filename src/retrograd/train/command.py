@@ -125,7 +125,12 @@ def add_commands(commands: Any) -> None:
     forecast.add_argument(
         "--decimal", choices=("auto", "point", "comma"), help="decimal mark of the numbers (default: as in training)"
     )
-    forecast.add_argument("--use", choices=USES, help="forecast with one method (default: what was chosen in training)")
+    forecast.add_argument(
+        "--use",
+        choices=USES,
+        metavar="METHOD",
+        help=f"forecast with one method: {', '.join(USES)} (default: what was chosen in training)",
+    )
     forecast.set_defaults(run=_forecast)
 
 
