@@ -62,8 +62,11 @@ def run_program(python: Path, program: Program, jobs: Sequence[Job], timing: Tim
 
 def _offline(folder: str) -> dict[str, str]:
     """The environment of the process: nothing is downloaded, and files are written where they are removed again."""
+    # Packages of the shared environment look for their libraries beside the interpreter, such as mpi4py for MPI.
+    libraries = [str(Path(sys.prefix) / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     return {
         **os.environ,
+        "LD_LIBRARY_PATH": os.pathsep.join(libraries),
         "HOME": folder,
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
