@@ -31,9 +31,6 @@ constexpr int64_t chain_elements(int64_t cols) {
 // Arrays with a value for each row of a block are written in vectors of at most this many.
 constexpr int kRowLanes = 8;
 
-// Rows that fit in a few registers.
-constexpr int64_t kShortRow = 64;
-
 // The size of a block: `rows` runs of `cols` contiguous elements.
 struct BlockSize {
     int64_t rows, cols;
@@ -184,9 +181,10 @@ struct NormKernels {
     void (*row_slopes)(int64_t rows, const A* rstd, const double* sum_g, const double* sum_g_xhat, double share,
                        RowSlopes<A*> slopes);
     // dx = rstd * (gamma * dz) + (b * xhat + k). Chains as in row_sums, not streamed, and only one of the two adds to
-    // them: here they cost less if rows are at most kShortRow long, there if they are longer.
+    // them: here they cost less if rows are at most late_chains long, there if they are longer.
     void (*row_dx)(BlockSize size, Run<const A> x, const Gradient<A>& dz, Standardization<const A*> statistics,
                    const A* gamma, RowSlopes<const A*> slopes, Target<A> dx, A* chains);
+    int64_t late_chains;
     // sum_dz and sum_dz_xhat += chains, an array of chain_elements(cols); chains = 0
     void (*add_chains)(int64_t cols, A* chains, double* sum_dz, double* sum_dz_xhat);
     // sums[i] += sums[count + i] + ..., `parts` arrays of `count` in their order

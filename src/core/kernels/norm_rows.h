@@ -333,7 +333,10 @@ void row_dx_as(Streamed streamed, BlockSize size, Run<const A> x, Gradient<A> g,
     }
 }
 
-// The same with chains, for short rows: two at a time, so that the chains are read and written half as often.
+// The same with chains: two rows at a time, so that the chains are read and written half as often. With the longest
+// vectors that pays only for rows that fit in a few registers: there the stores are the limit, and dx adds its own.
+constexpr int64_t kLateChains = sizeof(Vec<float>) < 64 ? INT64_MAX : 64;
+
 template <ActivationKind kAct, bool kGamma, class A>
 void row_dx_chains(BlockSize size, Run<const A> of_x, Gradient<A> of_dz, Standardization<const A*> statistics,
                    const A* of_gamma, RowSlopes<const A*> slopes, Target<A> to_dx, A* to_chains) {

@@ -31,18 +31,19 @@ constexpr StorageKernels<A> make_storage_kernels() {
 
 template <class A>
 constexpr NormKernels<A> make_norm_kernels() {
-    return {plane_moments<A>,    plane_moments_wide<A>,
-            plane_apply<A>,      plane_sums<A>,
-            plane_dx<A>,         plane_apply_moments<A>,
-            plane_dx_sums<A>,    row_centers<A>,
-            row_moments<A>,      settle<A>,
-            reciprocal_std,      row_standardize<A>,
-            row_apply<A>,        row_apply_moments<A>,
-            row_sums<A>,         row_slopes<A>,
-            row_dx<A>,           add_chains<A>,
-            add_parts,           col_moments<A>,
-            col_moments_wide<A>, col_apply<A>,
-            col_sums<A>,         col_dx<A>};
+    return {plane_moments<A>, plane_moments_wide<A>,
+            plane_apply<A>,   plane_sums<A>,
+            plane_dx<A>,      plane_apply_moments<A>,
+            plane_dx_sums<A>, row_centers<A>,
+            row_moments<A>,   settle<A>,
+            reciprocal_std,   row_standardize<A>,
+            row_apply<A>,     row_apply_moments<A>,
+            row_sums<A>,      row_slopes<A>,
+            row_dx<A>,        kLateChains,
+            add_chains<A>,    add_parts,
+            col_moments<A>,   col_moments_wide<A>,
+            col_apply<A>,     col_sums<A>,
+            col_dx<A>};
 }
 
 template <class A>

@@ -491,7 +491,7 @@ struct RowBackward : BackwardContext<A> {
             const Inputs in = read(b, s, 0);
             settle_constant(s, rows);
             RowSums sums;
-            A* const late = call.dx && !this->stream && g.C <= kShortRow ? columns.chains : nullptr;
+            A* const late = call.dx && !this->stream && g.C <= kernels.late_chains ? columns.chains : nullptr;
             if (!call.frozen || (columns.chains && !late)) {
                 kernels.row_sums(b.size(), in.x, in.dz, s, gamma_from(0), sums.g, sums.g_xhat,
                                  late ? nullptr : columns.chains);
