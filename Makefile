@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+EXTRAS ?= test,series
 COUNT ?= 200000
 SECONDS ?= 150
 # Tests start some hundred interpreters, and each would compile the package.
@@ -80,12 +81,13 @@ lint: $(VENV)/.lint-done $(VENV)/.warnings-done
 # In a separate virtual environment, without packages that fail with a preloaded library. The interpreter is not
 # instrumented, so the sanitizer is preloaded, with the libstdc++ whose exceptions it intercepts. malloc instead of
 # Python's pools puts a red zone, as wide as a vector, around every buffer. Allocations above 4 GiB fail. GCC only:
-# Clang links its runtime differently.
+# Clang links its runtime differently. LEVEL=avx2, say, builds that level alone, in an environment of its own.
+sanitize := sanitize$(LEVEL:%=-%)
 sanitized = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
     PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=4096:redzone=64 \
-    UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-sanitize/bin/python
+    UBSAN_OPTIONS=print_stacktrace=1 $(VENV)-$(sanitize)/bin/python
 fuzz: fuzz-bnns fuzz-bnns_graph fuzz-mps fuzz-mpsgraph fuzz-arrays
-fuzz-%: $(VENV)-sanitize/.package-done
+fuzz-%: $(VENV)-$(sanitize)/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
 
 # With the packages that read the formats, which do not run under sanitizers.
@@ -95,7 +97,7 @@ fuzz-convert: $(VENV)/.package-done
 stress: $(VENV)/.package-done
 	$(BIN)/python tests/stress.py --seconds $(SECONDS) $(ARGS)
 
-sanitize: $(VENV)-sanitize/.package-done
+sanitize: $(VENV)-$(sanitize)/.package-done
 	$(sanitized) -m pytest tests/sanitizer_sees.py
 	$(sanitized) -m pytest tests/ops/test_normalization*.py -k 'hurt or optional or no_elements or transposed or large_problems'
 	$(sanitized) -m pytest tests/ops/test_activation*.py tests/ops/test_linear.py tests/ops/test_convolution.py tests/ops/test_loss.py
@@ -107,14 +109,17 @@ fast_tests := $(patsubst %,tests/ops/test_%.py,args overlap nan linear convoluti
 clang: $(VENV)-clang/.package-done
 	$(VENV)-clang/bin/retrograd verify
 	$(VENV)-clang/bin/retrograd verify --bits
-	CI= $(VENV)-clang/bin/python -m pytest $(fast_tests)  # without PyTorch and JAX: the GCC build is compared with them
+	# Without PyTorch and JAX: the GCC build is compared with them.
+	CI= $(VENV)-clang/bin/python -m pytest $(PARALLEL) -m 'not long' $(fast_tests)
 
 # The wheel is built from the source distribution, so a file missing there fails here. It is tested in an environment
 # with only the wheel and its dependencies.
 wheel: $(VENV)/.wheel-tools-done
-	rm -rf dist build/wheel build/wheel-venv
+	rm -rf dist build/sdist build/wheel build/wheel-venv
 	$(BIN)/python -m build --sdist --outdir dist
-	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel dist/retrograd-*.tar.gz
+	mkdir -p build/sdist && tar -xzf dist/retrograd-*.tar.gz -C build/sdist --strip-components 1
+	$(PIP) wheel --quiet --no-deps --wheel-dir build/wheel \
+	    $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON) ./build/sdist
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/retrograd-*.whl
 	$(PYTHON) -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --disable-pip-version-check install --quiet dist/retrograd-*.whl
@@ -125,7 +130,7 @@ $(VENV)/.wheel-tools-done: $(VENV)/.made
 	@touch $@
 
 # The core and its tests without Python. CMake and Ninja come from the virtual environment if the machine has none.
-core_build = PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
+core_build = CXX=$(CXX) PATH="$$PATH:$(abspath $(BIN))" cmake -G Ninja -S . -DRETROGRAD_EXTENSION=OFF -DRETROGRAD_WERROR=ON
 levels: $(VENV)/.cmake-done
 	$(core_build) -B build/levels
 	PATH="$$PATH:$(abspath $(BIN))" cmake --build build/levels
@@ -146,22 +151,22 @@ $(VENV)/.cmake-done: $(VENV)/.made
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-clang $(VENV)-programs $(VENV)-sanitize build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-clang $(VENV)-programs $(VENV)-sanitize* build dist runs/demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.made $(VENV)-clang/.made $(VENV)-programs/.made $(VENV)-sanitize/.made:
+$(VENV)/.made $(VENV)-clang/.made $(VENV)-programs/.made $(VENV)-$(sanitize)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "retrograd needs Python 3.10 or later")'
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,series]'
+	$(PIP) install --quiet --editable '.[$(EXTRAS)]'
 	@touch $@
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[test,series,lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
+	$(PIP) install --quiet --editable '.[$(EXTRAS),lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
 	@touch $(VENV)/.package-done $@
 
 $(VENV)/.docs-done: $(VENV)/.package-done
@@ -187,7 +192,8 @@ $(VENV)-clang/.package-done: $(VENV)-clang/.made $(build_inputs)
 	    -Cbuild-dir=build/clang -Ccmake.define.RETROGRAD_WERROR=ON
 	@touch $@
 
-$(VENV)-sanitize/.package-done: $(VENV)-sanitize/.made $(build_inputs)
+$(VENV)-$(sanitize)/.package-done: $(VENV)-$(sanitize)/.made $(build_inputs)
 	CXX=$(CXX) $(@D)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[test]' \
-	    -Cbuild-dir=build/sanitize -Ccmake.build-type=RelWithDebInfo -Ccmake.define.RETROGRAD_SANITIZE=ON
+	    -Cbuild-dir=build/$(sanitize) -Ccmake.build-type=RelWithDebInfo -Ccmake.define.RETROGRAD_SANITIZE=ON \
+	    -Ccmake.define.RETROGRAD_LEVEL=$(LEVEL)
 	@touch $@

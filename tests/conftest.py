@@ -49,7 +49,7 @@ for _name in ("torch", "jax"):
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get("CI"):
+    if os.environ.get("CI") and not hasattr(config, "workerinput"):  # once, not in every process
         for name in OPTIONAL:
             try:
                 _import(name)
@@ -67,6 +67,18 @@ def _freeze() -> None:
     gc.collect()
     gc.freeze()
     _modules = len(sys.modules)
+
+
+# Tests that take a minute or more, some by themselves on all CPUs. At the end of a run one process would wait for them.
+_LONGEST = ("test_levels.py", "test_outside.py", "test_site.py", "test_steps.py")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> bool:
+        return item.get_closest_marker("long") is None or item.path.name not in _LONGEST
+
+    items.sort(key=rank)  # the others keep their order
 
 
 def pytest_collection_finish() -> None:

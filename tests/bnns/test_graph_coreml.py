@@ -16,7 +16,7 @@ from retrograd.bnns._failure import Invalid, Unsupported
 from retrograd.bnns._graph_coreml import CoreMLModel, read_model, write_parameters
 from retrograd.bnns._graph_model import Model
 from support.arrays import Array
-from support.coreml import package, quiet, run
+from support.coreml import package, quiet, run, save
 
 random = np.random.default_rng(7)
 
@@ -199,7 +199,7 @@ def test_compressed_constants(tmp_path: Path, kind: str) -> None:
             op.type for op in small.get_spec().mlProgram.functions["main"].block_specializations["CoreML6"].operations
         }
         assert any(k.startswith("constexpr_") for k in kinds), kinds
-        small.save(str(tmp_path / "small.mlpackage"))
+        save(small, tmp_path / "small.mlpackage")
     x = draw(3, 64)
     before, after = (read_model(tmp_path / name) for name in ("a.mlpackage", "small.mlpackage"))
     assert not any(v.shape == (48, 64) for v in after.parameters.values())
@@ -360,7 +360,7 @@ def converted(torch: Any, module: Any, x: Array, path: Path) -> Path:
             traced, inputs=[ct.TensorType("x", x.shape)], convert_to="mlprogram", pass_pipeline=pipeline,
             compute_precision=ct.precision.FLOAT32, minimum_deployment_target=ct.target.iOS16, skip_model_load=True,
         )  # fmt: skip
-        model.save(str(path))
+        save(model, path)
     return path
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import warnings
-from collections.abc import Iterator
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +13,7 @@ from retrograd.cli import main
 from retrograd.convert import ConvertError, Embedding, Layers, Linear, Lstm, Norm, Rnn, convert, read, write
 from support.arrays import Array
 from support.convert import gru, lstm, normal, rnn
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    level = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
+from support.coreml import quiet, save
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +148,7 @@ def test_a_package_that_coremltools_converted(tmp_path: Path, torch: Any, coreml
             compute_precision=coremltools.precision.FLOAT32,
             skip_model_load=True,
         )
-        converted.save(str(tmp_path / "a.mlpackage"))
+        save(converted, tmp_path / "a.mlpackage")
     layers = read(tmp_path / "a.mlpackage")
     (rnn,) = (layer for layer in layers.values() if isinstance(layer, Lstm))
     (fc,) = (layer for layer in layers.values() if isinstance(layer, Linear))
@@ -195,6 +180,18 @@ def test_a_package_is_replaced_whole(tmp_path: Path, coremltools: Any) -> None:
     write(target, layers)
     assert list(read(target)) == ["words", "norm"]
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_nothing_is_left_in_the_folder_for_temporary_files(
+    tmp_path: Path, coremltools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even until the interpreter ends: a process that is killed, or forked, would leave it for good."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    write(tmp_path / "a.mlpackage", {"fc": Linear(normal(300, 200), normal(300))})
+    assert list(read(tmp_path / "a.mlpackage")) == ["fc"]
+    assert list(folder.iterdir()) == []
 
 
 def test_not_a_package(tmp_path: Path, coremltools: Any) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import logging
+import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ def quiet() -> Iterator[Any]:
             yield coremltools
     finally:
         logging.disable(level)
+
+
+def save(model: Any, path: Path) -> None:
+    """Save what coremltools has made, and remove its own copy, which it would keep until the interpreter ends."""
+    model.save(str(path))
+    shutil.rmtree(model.package_path)
 
 
 def package(
@@ -68,7 +75,7 @@ def package(
             skip_model_load=True,
             **options,
         )
-        model.save(str(path))
+        save(model, path)
     return path
 
 

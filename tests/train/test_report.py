@@ -113,7 +113,7 @@ def test_markup_in_text_is_text(text: str) -> None:
 
 
 @given(any_text, any_text, any_text)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)  # each makes a page with every kind of block
 def test_any_text_is_text(title: str, subtitle: str, text: str) -> None:
     read = assert_harmless(page(title, subtitle, [Section(title, all_blocks(text))]))
     for said in (one_line(title), one_line(subtitle), one_line(text), visible(text)):

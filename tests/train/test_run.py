@@ -399,7 +399,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.long
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_metadata_is_resumed_or_refused(checkpoint: Path, data: st.DataObject) -> None:
     """A forged checkpoint is refused by an InputError, or the run goes on and ends; nothing else."""

@@ -1,26 +1,38 @@
 #include "dispatch.h"
 
-#if defined(__x86_64__) && !defined(RG_SCALAR_ONLY)
-#define RG_X86
-#elif defined(__aarch64__) && !defined(RG_SCALAR_ONLY)
-#define RG_ARM
+// All levels of the processor, or the one that RETROGRAD_LEVEL of CMakeLists.txt names.
+#if defined(RG_ONLY_SCALAR)
+#define RG_HAS_SCALAR
+#elif defined(RG_ONLY_AVX2)
+#define RG_HAS_AVX2
+#elif defined(RG_ONLY_AVX512)
+#define RG_HAS_AVX512
+#elif defined(RG_ONLY_NEON)
+#define RG_HAS_NEON
+#else
+#define RG_HAS_SCALAR
+#if defined(__x86_64__)
+#define RG_HAS_AVX2
+#define RG_HAS_AVX512
+#elif defined(__aarch64__)
+#define RG_HAS_NEON
+#endif
 #endif
 
-#if defined(RG_X86)
+#if defined(RG_HAS_AVX2) || defined(RG_HAS_AVX512)
+#define RG_X86
 #include <cpuid.h>
 #endif
 
 #include <atomic>
+#include <stdexcept>
 
 namespace rg {
 
 extern const KernelTable kScalarTable;
-#if defined(RG_X86)
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
-#elif defined(RG_ARM)
 extern const KernelTable kNeonTable;
-#endif
 
 namespace {
 
@@ -34,17 +46,25 @@ bool has_f16c() {
 #endif
 
 std::vector<const KernelTable*> available_tables() {
-    std::vector<const KernelTable*> tables{&kScalarTable};
+    std::vector<const KernelTable*> tables;
+#if defined(RG_HAS_SCALAR)
+    tables.push_back(&kScalarTable);
+#endif
 #if defined(RG_X86)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) {
+#if defined(RG_HAS_AVX2)
         tables.push_back(&kAvx2Table);
+#endif
+#if defined(RG_HAS_AVX512)
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
             tables.push_back(&kAvx512Table);
         }
+#endif
     }
-#elif defined(RG_ARM)
+#endif
+#if defined(RG_HAS_NEON)
     tables.push_back(&kNeonTable);
 #endif
     return tables;
@@ -63,7 +83,9 @@ std::vector<std::string> available_isa_levels() {
 const KernelTable& kernel_table() {
     const KernelTable* chosen = table.load(std::memory_order_acquire);
     if (!chosen) {
-        chosen = available_tables().back();
+        const std::vector<const KernelTable*> tables = available_tables();
+        if (tables.empty()) throw std::runtime_error("this processor cannot run the level that was compiled");
+        chosen = tables.back();
         table.store(chosen, std::memory_order_release);
     }
     return *chosen;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -209,19 +210,23 @@ def write_coreml(path: Path, layers: Layers) -> None:
             ]
             function.set_outputs(outputs)
             program.add_function("main", function)
-        model = coremltools.convert(
-            program,
-            convert_to="mlprogram",
-            compute_precision=coremltools.precision.FLOAT32,
-            minimum_deployment_target=target,
-            pass_pipeline=coremltools.PassPipeline.EMPTY,
-            skip_model_load=True,
-        )
-        parts = {f"{names[name]}_layer{k}": f"{name}.layer{k}" if name else f"layer{k}" for name, k in _stacks(layers)}
-        known = {**{identifier: name for name, identifier in names.items()}, **parts}
-        model.user_defined_metadata[_NAMES] = json.dumps(known)
-        with replaced_folder(path) as made:
-            model.save(str(made))
+        with tempfile.TemporaryDirectory() as folder:  # coremltools keeps its own until the interpreter ends
+            model = coremltools.convert(
+                program,
+                convert_to="mlprogram",
+                compute_precision=coremltools.precision.FLOAT32,
+                minimum_deployment_target=target,
+                pass_pipeline=coremltools.PassPipeline.EMPTY,
+                skip_model_load=True,
+                package_dir=str(Path(folder) / "made.mlpackage"),
+            )
+            parts = {
+                f"{names[name]}_layer{k}": f"{name}.layer{k}" if name else f"layer{k}" for name, k in _stacks(layers)
+            }
+            known = {**{identifier: name for name, identifier in names.items()}, **parts}
+            model.user_defined_metadata[_NAMES] = json.dumps(known)
+            with replaced_folder(path) as made:
+                model.save(str(made))
 
 
 def _stacks(layers: Layers) -> Iterator[tuple[str, int]]:
