@@ -113,6 +113,22 @@ def test_layers_of_other_packages_are_listed() -> None:
     assert result.left == {"0": f"LayerNorm: it is of {__name__}, not of torch.nn"}
 
 
+class GRU(nn.Module):  # type: ignore[misc]
+    """A model with the name of the layer that is in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.GRU(4, 4)
+
+
+def test_models_named_like_the_layer_in_them_are_not() -> None:
+    with rt.patch() as patched:
+        nn.Sequential(GRU())
+    assert (patched.replaced, patched.left) == ({"GRU.layers": "GRU"}, {})
+    result = rt.replace(nn.Sequential(GRU()), verbose=False)
+    assert (result.replaced, result.left) == ({"0.layers": "GRU"}, {})
+
+
 WRAPPED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "weight norm": (lambda: nn.utils.weight_norm(nn.LSTM(6, 6), "weight_hh_l0"), ["(the model)"]),
     "parametrized": (

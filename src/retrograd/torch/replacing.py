@@ -85,8 +85,8 @@ def replace(
     The model and its layers stay the same objects, with their parameters, buffers, hooks, names and modes; only the
     class of a layer changes. Recurrent layers and normalizations that cannot be replaced are listed as left, with the
     reason; so are layers of other packages that have the same names. Layers of other kinds, such as linear ones, are
-    not part of the result. `only` selects layers: by class,
-    by a pattern of their names (``"encoder.*"``), by a function of name and layer, or by any of several of these.
+    not part of the result. `only` selects layers: by class, by a pattern of their names (``"encoder.*"``), by a
+    function of name and layer, or by any of several of these.
 
     A subclass is replaced if it has PyTorch's `forward`, or one that calls ``super().forward``: retrograd's class goes
     before PyTorch's in its method resolution order.
@@ -187,7 +187,8 @@ def replace_one(
         return
     if not isinstance(layer, (*_RELATED, torch.nn.modules.lazy.LazyModuleMixin)):
         known = getattr(layer, "original_name", kind.__name__)  # of a compiled layer
-        if known in _NAMES:
+        # A model is not its layer, even if it has the layer's name: what is inside is listed.
+        if known in _NAMES and not any(isinstance(inner, (*_OURS, *_RELATED)) for inner in layer.modules()):
             where = "compiled by torch.jit" if isinstance(layer, torch.jit.ScriptModule) else f"of {kind.__module__}"
             result.left[name] = f"{known}: it is {where}, not of torch.nn"
         return
