@@ -359,6 +359,52 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str, capsys: 
     assert shown.out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tarin", "text"], "retrograd: error: unknown command 'tarin'; did you mean train?"),
+        (["train", "tetx"], "retrograd train: error: unknown kind 'tetx'; did you mean text?"),
+        (["bench", "layers"], "retrograd bench: error: unknown suite 'layers'; choose from norm, lstm, gru, "),
+        (["train", "text", "--hiden", "3"], "retrograd train text: error: unknown option --hiden; did you mean --hid"),
+        (["train", "series", "x.csv", "--traget=y"], "train series: error: unknown option --traget; did you mean --ta"),
+        (["bench", "norm", "--rows", "a", "--quik"], "unknown option --quik; did you mean --quick?"),
+        (["bench", "programs", "-list"], "unknown option -list; did you mean --list?"),
+        # An unknown option counts before the argument that is missing because its value was taken for one.
+        (["bench", "compare", "--treshold", "1.2"], "unknown option --treshold; did you mean --threshold?"),
+        (["convert", "--overwite"], "unknown option --overwite; did you mean --overwrite?"),
+        (["info", "--zzz"], "unknown option --zzz; 'retrograd info --help' lists the options"),
+        (["sample", "no_such", "--prompt", "--- no"], "no_such"),  # with a space it is a value
+        (["train", "text", "--momentum", "-.5"], "argument --momentum: -.5 is not from 0 to 1"),
+        (["sample", "x", "--prompt", "-zz"], "unknown option -zz; did you mean --prompt=-zz?"),
+        (["train", "--steps", "3", "text"], "--steps is an option of 'retrograd train text', and comes after it"),
+        (["--steps", "3", "train", "series"], "--steps is an option of 'retrograd train series', and comes after it"),
+        (["verify", "layer_norm_*"], "retrograd verify: error: unexpected argument layer_norm_*"),
+        (["train", "text", "--optimizer", "adm"], "argument --optimizer: invalid choice 'adm'; did you mean adam?"),
+        (["train", "text", "--schedule", "x"], "argument --schedule: invalid choice 'x'; choose from cosine, constant"),
+        (["info", "--js\x1b"], "unknown option --js\u241b"),
+    ],
+    ids=lambda value: " ".join(value).replace("\x1b", "ESC") if isinstance(value, list) else "",
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as end:  # argparse's
+        code = end.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert complaint in shown.err.splitlines()[-1]
+    assert shown.out == ""
+
+
+def test_options_may_be_shortened_and_files_named_like_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--js"]) == 0
+    assert json.loads(capsys.readouterr().out)["retrograd"] == retrograd.__version__
+    options = cli._parser().parse_args(["train", "text", "--hid", "3", "--", "-file", "--hiden"])
+    assert (options.hidden, options.files) == (3, ["-file", "--hiden"])
+
+
 def test_bad_arguments_of_a_process_end_with_2() -> None:
     result = run("bench", "norm", "--rows", "no_such_row")
     assert result.returncode == 2
@@ -415,6 +461,41 @@ def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_t
     assert process.returncode == 130
     assert errors == "interrupted\n"
     assert path.read_text().startswith("case,provider,pass")
+
+
+PRESSES_CTRL_C = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n"
+
+
+def interrupted(module: str, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """The command with Ctrl-C pressed while it imports the module."""
+    (folder / f"{module}.py").write_text(PRESSES_CTRL_C)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        # A test run in the background of a shell ignores the signal, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("module", ["numpy", "difflib"])  # of the package, of the command line
+@pytest.mark.parametrize("installed", [False, True], ids=["python -m", "installed"])
+def test_interrupt_during_imports_ends_with_130(module: str, installed: bool, tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("retrograd")
+    if installed and not script.exists():
+        pytest.skip("the package's command is not beside this interpreter")
+    start = [str(script)] if installed else [sys.executable, "-m", "retrograd"]
+    result = interrupted(module, tmp_path, *start, "train", "text", "--steps", "1")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_interrupt_during_imports_of_other_programs_is_theirs(tmp_path: Path) -> None:
+    code = "try:\n    import retrograd\nexcept BaseException:\n    print('caught')"
+    result = interrupted("numpy", tmp_path, sys.executable, "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "caught\n", "")
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
