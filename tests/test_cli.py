@@ -440,6 +440,24 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: retrograd")
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is longer only if it is one word, such as a path, which is not broken."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    program = cli._parser()
+    parsers = {parser.prog: parser for parser in (program, *program._below())}
+    assert {"retrograd", "retrograd train text", "retrograd bench all", "retrograd completion"} <= set(parsers)
+    for name, parser in parsers.items():
+        text = parser.format_help()
+        assert re.match(rf"usage: {name}\s+\[OPTIONS\]".replace(" ", r"\s+"), text), text
+        long = [line for line in text.splitlines() if len(line) > columns and len(line.split()) > 1]
+        assert long == [], name
+        assert parser.format_usage().startswith(f"usage: {name.split()[0]}")
+    if columns == 80:
+        words = parsers["retrograd completion"].format_help().splitlines()
+        assert "  retrograd completion fish > ~/.config/fish/completions/retrograd.fish" in words
+
+
 @pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
 def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_torch: str) -> None:
     path = tmp_path / "out.csv"

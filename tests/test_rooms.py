@@ -36,6 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "__init__": {"_starting", "_core", "ops"},
     "__main__": {"cli"},
     "_files": set(),
+    "_parser": {"_printing"},
     "_printing": set(),
     "_starting": set(),
     "ops": {"_core", "numpy", "ml_dtypes"},
@@ -110,7 +111,7 @@ ROOMS: dict[str, set[str]] = {
             "shtab",
         ),
     },
-    "cli": {"_printing", "_starting", "convert", "train", "retrograd", "lab/commands"},
+    "cli": {"_parser", "_printing", "_starting", "convert", "train", "retrograd", "lab/commands"},
 }
 # Only inside functions: importing a module must not import these. A bridge to a framework has the framework's name, and
 # imports it.

@@ -7,17 +7,15 @@ signal ended it, so 130 for Ctrl-C.
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import retrograd
 
 from . import _starting
-from ._printing import in_a_line, print_anything, report
+from ._parser import Parser
+from ._printing import print_anything, report
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
 from .lab.commands.bench import add_command as add_bench
@@ -73,66 +71,8 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _Parser(argparse.ArgumentParser):
-    """The parser of the program, and of each of its commands: a misspelt word is answered with the nearest one."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
-        words = list(sys.argv[1:] if args is None else args)
-        self._check_options(words)
-        namespace, rest = super().parse_known_args(words, namespace)
-        if rest:
-            self.error(in_a_line(f"unexpected argument {' '.join(word for word in rest if word != '--')}"))
-        return namespace, rest
-
-    def _check_options(self, words: list[str]) -> None:
-        """Refuse the first unknown option, before argparse takes its value for an argument or misses another one."""
-        options, below = self._option_string_actions, list(self._below())
-        for before, word in zip(["", *words], words, strict=False):
-            if word == "--" or (below and not word.startswith("-")):
-                return  # the rest has no options, or is the command's
-            name = word.partition("=")[0]
-            if not _is_option(word) or any(known.startswith(name) for known in options):
-                continue
-            if takers := [parser.prog for parser in below if name in parser._option_string_actions]:
-                taker = max(takers, key=lambda prog: prog.rpartition(" ")[2] in words)
-                self.error(f"{name} is an option of '{taker}', and comes after it")
-            meant = _nearest(name, options)
-            if before in options and options[before].nargs is None:
-                meant.append(f"{before}={word}")
-            advice = f"did you mean {', or '.join(meant)}?" if meant else f"'{self.prog} --help' lists the options"
-            self.error(in_a_line(f"unknown option {name}; {advice}"))
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is None or value in action.choices:
-            return
-        near = _nearest(str(value), action.choices)
-        advice = f"did you mean {near[0]}?" if near else f"choose from {', '.join(map(str, action.choices))}"
-        is_command = isinstance(action, argparse._SubParsersAction)
-        what = f"unknown {str(action.metavar).lower()}" if is_command else "invalid choice"
-        raise argparse.ArgumentError(None if is_command else action, in_a_line(f"{what} {value!r}; {advice}"))
-
-    def _below(self) -> Iterator[argparse.ArgumentParser]:
-        """Yield the parsers of the commands below this one."""
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for parser in action.choices.values():
-                    yield parser
-                    yield from parser._below()
-
-
-def _is_option(word: str) -> bool:
-    """Whether argparse takes the word for an option, not for a value: "-" is a file, and -5 a number."""
-    return re.fullmatch(r"-[^\s\d.]\S*", word) is not None
-
-
-def _nearest(word: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(word, list(known), n=1)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="retrograd",
         description=retrograd.__doc__,
         epilog="Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 130 interrupted.",

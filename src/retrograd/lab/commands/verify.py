@@ -34,7 +34,9 @@ def add_command(commands: Any) -> None:
         "--threads", nargs="+", type=positive, default=[], metavar="N", help="thread counts (default: 1 2 7)"
     )
     verify.add_argument(
-        "--all", action="store_true", help="also the benchmark's cases, which takes minutes, with 1 2 3 7 threads"
+        "--all",
+        action="store_true",
+        help="run the benchmark's cases too, and with 1 2 3 7 threads, which takes minutes",
     )
     verify.add_argument(
         "--bits",
