@@ -529,12 +529,12 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_terminal_gets_a_table() -> None:
-    """Box drawing, and a progress bar that leaves nothing behind it."""
+def on_terminal(columns: int, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command on a terminal, and all that it wrote there."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
     with subprocess.Popen(
-        [sys.executable, "-m", "retrograd", "verify", "--rows", SMALL_CASE], stdout=child, stderr=child, env=environment
+        [sys.executable, "-m", "retrograd", *arguments], stdout=child, stderr=child, env=environment
     ) as process:
         os.close(child)
         shown = b""
@@ -547,8 +547,29 @@ def test_a_terminal_gets_a_table() -> None:
                 break
             shown += data
         os.close(parent)
-    text = shown.decode()
-    assert process.returncode == 0, text
+    return process.returncode, shown.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_table() -> None:
+    """With a rule below the titles, and a progress bar that leaves nothing behind it."""
+    code, text = on_terminal(120, "verify", "--rows", SMALL_CASE)
+    assert code == 0, text
     assert SMALL_CASE in text
     assert "─" in text
     assert "all within tolerance" in text
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["bench", "compare"]], ids=" ".join)
+def test_narrow_terminals_get_narrow_lines(arguments: list[str], tmp_path: Path, without_torch: str) -> None:
+    """Of 40 columns; words are not broken."""
+    if arguments == ["bench", "compare"]:
+        path = str(tmp_path / "a.csv")
+        result = run("bench", "norm", "--quick", "--rows", SMALL_ROW, "--csv", path, PYTHONPATH=without_torch)
+        assert result.returncode == 0, result.stderr
+        arguments = [*arguments, path, path]
+    code, text = on_terminal(40, *arguments)
+    assert code == 0, text
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).split("\n")
+    assert max(len(line.rpartition("\r")[2].rstrip()) for line in lines) <= 40, text
+    expected = ["  old/new  1.00x", f"{SMALL_ROW}"] if "compare" in arguments else ["data types  float32, float64;"]
+    assert set(expected) <= set(lines), text
