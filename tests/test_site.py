@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import retrograd
+import retrograd.bnns
+from retrograd.mpsgraph import MPSGraph, MPSGraphConvolution2DOpDescriptor
+from retrograd.mpsgraph._left_out import LEFT_OUT
 from support.waiting import PATIENCE
 
 pytest.importorskip("matplotlib")
@@ -121,6 +123,41 @@ def test_the_reference_has_every_public_function_and_class() -> None:
     assert retrograd.__all__
 
 
+def test_the_reference_has_every_operation_of_mpsgraph() -> None:
+    (room,) = [room for room in reference.ROOMS if room.module == "retrograd.mpsgraph"]
+    page = reference.page_of(room)
+    shown = set(re.findall(r"::: retrograd\.mpsgraph\.MPSGraph\.(\w+)\n", page))
+    (others,) = re.findall(r"members: \[(.*)\]", page)
+    assert shown | set(others.split(", ")) | set(LEFT_OUT) == {name for name in dir(MPSGraph) if name[0] != "_"}
+    assert {"softMax", "topK", "GRU"} <= shown
+    assert {"placeholder", "run", "gradients"} <= set(others.split(", "))
+    assert not shown & set(LEFT_OUT)
+
+
+def test_constructors_that_are_not_for_users_are_those_of_public_classes() -> None:
+    for path in reference.RESULTS:
+        module, _, name = path.rpartition(".")
+        if module == "retrograd.torch":
+            pytest.importorskip("torch.nn")
+        found = importlib.import_module(module)
+        assert inspect.isclass(getattr(found, name)), path
+        assert name in found.__all__, path
+
+
+def test_constructors_that_take_fields_are_shown_with_them() -> None:
+    pytest.importorskip("griffe")
+    docstrings = importlib.import_module("docstrings")
+    fields = docstrings.fields_of(retrograd.bnns.BNNSLayerParametersFullyConnected)
+    assert [one.name for one in fields] == ["i_desc", "w_desc", "o_desc", "bias", "activation"]
+    settings = {one.name: one.default for one in docstrings.fields_of(MPSGraphConvolution2DOpDescriptor)}
+    assert settings["strideInX"] == "1"
+    assert settings["dataLayout"] == "MPSGraphTensorNamedDataLayout.NCHW"
+    assert docstrings.fields_of(dict) is None
+    declared = docstrings.setting_of('KernelSetting[float](as_float, FLT_MIN, "Added.")')
+    assert declared == ("float", "FLT_MIN", "Added.")
+    assert docstrings.setting_of("1") is docstrings.setting_of(None) is None
+
+
 def test_public_names_have_docstrings() -> None:
     """A first line that ends, makes sense alone and is not the one that NamedTuple writes."""
     for room in reference.ROOMS:
@@ -175,5 +212,11 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere() -> 
         assert [place for place in Loaded(text).found if re.match(r"(https?:)?//", place)] == [], page
         assert not re.search(r":(func|class|meth):", text), page
     assert (site / "plots" / "layers.svg").exists()
+    graphs, models = ((site / "reference" / f"{room}.html").read_text(encoding="utf-8") for room in ("mpsgraph", "nn"))
+    words = re.sub(r"<[^>]+>", "", graphs)
+    assert "topKWithSourceTensor:axis:k:name:" in words
+    assert words.count("argSort(") == 8  # each form in Python and in Swift
+    assert 'id="retrograd.mpsgraph.MPSGraph.softMax"' in graphs
+    assert re.search(r"Dropout\(rate: float, \*, rng: Rng = None\)", re.sub(r"<[^>]+>", "", models))
     for style in site.rglob("*.css"):
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style
