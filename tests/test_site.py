@@ -96,10 +96,12 @@ def test_a_table_that_is_not_there_is_refused(page: str, complaint: str, tmp_pat
 def test_links_lead_to_the_places_of_the_site() -> None:
     places = stage.targets()
     text = "[a](../CONTRIBUTING.md#style) [b](nn.md) [c](../examples/nn_images.py) [d](#here) [e](https://x.org)\n"
-    code = "```python\nx[0](../not/a/link)\n```\n"
+    code = "```python\nx[0](../not/a/link)  # `--option`\n```\n"
     assert stage.relinked(text + code, "docs/torch.md", places) == (
         "[a](CONTRIBUTING.md#style) [b](nn.md) [c](examples/nn_images.md) [d](#here) [e](https://x.org)\n" + code
     )
+    options = stage.relinked("`--time-limit 9m` ends it, as `a --b` does", "docs/nn.md", places)
+    assert options == "`--time-limit 9m`{ .option } ends it, as `a --b` does"
     assert stage.relinked("[n](docs/nn.md)", "CHANGELOG.md", places) == "[n](nn.md)"
     with pytest.raises(SystemExit, match=r"docs/nn\.md: the link to \.\./src leads to a file that is not on the site"):
         stage.relinked("[s](../src)", "docs/nn.md", places)
