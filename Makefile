@@ -45,10 +45,10 @@ demo: $(VENV)/.package-done
 
 # One process per CPU. Each starts with consecutive tests, so that most modules, fixtures and oracles are in one only.
 PARALLEL := --numprocesses auto --dist worksteal
-test: $(VENV)/.package-done
+test: $(VENV)/.test-done
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not long' $(ARGS)
 
-test-all: $(VENV)/.package-done
+test-all: $(VENV)/.test-done
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 bench: $(VENV)/.package-done
@@ -91,10 +91,10 @@ fuzz-%: $(VENV)-$(sanitize)/.package-done
 	$(sanitized) tests/fuzz_$*.py --count $(COUNT) --jobs 2
 
 # With the packages that read the formats, which do not run under sanitizers.
-fuzz-convert: $(VENV)/.package-done
+fuzz-convert: $(VENV)/.test-done
 	$(BIN)/python tests/fuzz_convert.py --count $(COUNT) --jobs 2 $(ARGS)
 
-stress: $(VENV)/.package-done
+stress: $(VENV)/.test-done
 	$(BIN)/python tests/stress.py --seconds $(SECONDS) $(ARGS)
 
 sanitize: $(VENV)-$(sanitize)/.package-done
@@ -159,15 +159,21 @@ $(VENV)/.made $(VENV)-clang/.made $(VENV)-programs/.made $(VENV)-$(sanitize)/.ma
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
+# What a user has, with the charts of the demo's report.
 $(VENV)/.package-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
-	$(PIP) install --quiet --editable '.[$(EXTRAS)]'
+	$(PIP) install --quiet --editable '.[plot]'
 	@touch $@
+
+$(VENV)/.test-done: $(VENV)/.made $(build_inputs)
+	@echo "$(building)"
+	$(PIP) install --quiet --editable '.[$(EXTRAS)]'
+	@touch $(VENV)/.package-done $@
 
 $(VENV)/.lint-done: $(VENV)/.made $(build_inputs)
 	@echo "$(building)"
 	$(PIP) install --quiet --editable '.[$(EXTRAS),lint]' $(if $(WERROR),-Ccmake.define.RETROGRAD_WERROR=ON)
-	@touch $(VENV)/.package-done $@
+	@touch $(VENV)/.package-done $(VENV)/.test-done $@
 
 $(VENV)/.docs-done: $(VENV)/.package-done
 	$(PIP) install --quiet --editable '.[docs]'

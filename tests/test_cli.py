@@ -359,6 +359,52 @@ def test_bad_arguments_end_with_2(arguments: list[str], complaint: str, capsys: 
     assert shown.out == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tarin", "text"], "retrograd: error: unknown command 'tarin'; did you mean train?"),
+        (["train", "tetx"], "retrograd train: error: unknown kind 'tetx'; did you mean text?"),
+        (["bench", "layers"], "retrograd bench: error: unknown suite 'layers'; choose from norm, lstm, gru, "),
+        (["train", "text", "--hiden", "3"], "retrograd train text: error: unknown option --hiden; did you mean --hid"),
+        (["train", "series", "x.csv", "--traget=y"], "train series: error: unknown option --traget; did you mean --ta"),
+        (["bench", "norm", "--rows", "a", "--quik"], "unknown option --quik; did you mean --quick?"),
+        (["bench", "programs", "-list"], "unknown option -list; did you mean --list?"),
+        # An unknown option counts before the argument that is missing because its value was taken for one.
+        (["bench", "compare", "--treshold", "1.2"], "unknown option --treshold; did you mean --threshold?"),
+        (["convert", "--overwite"], "unknown option --overwite; did you mean --overwrite?"),
+        (["info", "--zzz"], "unknown option --zzz; 'retrograd info --help' lists the options"),
+        (["sample", "no_such", "--prompt", "--- no"], "no_such"),  # with a space it is a value
+        (["train", "text", "--momentum", "-.5"], "argument --momentum: -.5 is not from 0 to 1"),
+        (["sample", "x", "--prompt", "-zz"], "unknown option -zz; did you mean --prompt=-zz?"),
+        (["train", "--steps", "3", "text"], "--steps is an option of 'retrograd train text', and comes after it"),
+        (["--steps", "3", "train", "series"], "--steps is an option of 'retrograd train series', and comes after it"),
+        (["verify", "layer_norm_*"], "retrograd verify: error: unexpected argument layer_norm_*"),
+        (["train", "text", "--optimizer", "adm"], "argument --optimizer: invalid choice 'adm'; did you mean adam?"),
+        (["train", "text", "--schedule", "x"], "argument --schedule: invalid choice 'x'; choose from cosine, constant"),
+        (["info", "--js\x1b"], "unknown option --js\u241b"),
+    ],
+    ids=lambda value: " ".join(value).replace("\x1b", "ESC") if isinstance(value, list) else "",
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = cli.main(arguments)
+    except SystemExit as end:  # argparse's
+        code = end.code
+    shown = capsys.readouterr()
+    assert code == 2
+    assert complaint in shown.err.splitlines()[-1]
+    assert shown.out == ""
+
+
+def test_options_may_be_shortened_and_files_named_like_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info", "--js"]) == 0
+    assert json.loads(capsys.readouterr().out)["retrograd"] == retrograd.__version__
+    options = cli._parser().parse_args(["train", "text", "--hid", "3", "--", "-file", "--hiden"])
+    assert (options.hidden, options.files) == (3, ["-file", "--hiden"])
+
+
 def test_bad_arguments_of_a_process_end_with_2() -> None:
     result = run("bench", "norm", "--rows", "no_such_row")
     assert result.returncode == 2
@@ -394,6 +440,24 @@ def test_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("usage: retrograd")
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is longer only if it is one word, such as a path, which is not broken."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    program = cli._parser()
+    parsers = {parser.prog: parser for parser in (program, *program._below())}
+    assert {"retrograd", "retrograd train text", "retrograd bench all", "retrograd completion"} <= set(parsers)
+    for name, parser in parsers.items():
+        text = parser.format_help()
+        assert re.match(rf"usage: {name}\s+\[OPTIONS\]".replace(" ", r"\s+"), text), text
+        long = [line for line in text.splitlines() if len(line) > columns and len(line.split()) > 1]
+        assert long == [], name
+        assert parser.format_usage().startswith(f"usage: {name.split()[0]}")
+    if columns == 80:
+        words = parsers["retrograd completion"].format_help().splitlines()
+        assert "  retrograd completion fish > ~/.config/fish/completions/retrograd.fish" in words
+
+
 @pytest.mark.parametrize(("suite", "row"), [("norm", SMALL_ROW), ("lstm", SMALL_LSTM_ROW)])
 def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_torch: str) -> None:
     path = tmp_path / "out.csv"
@@ -417,6 +481,41 @@ def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_t
     assert path.read_text().startswith("case,provider,pass")
 
 
+PRESSES_CTRL_C = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n"
+
+
+def interrupted(module: str, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """The command with Ctrl-C pressed while it imports the module."""
+    (folder / f"{module}.py").write_text(PRESSES_CTRL_C)
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
+        # A test run in the background of a shell ignores the signal, and its children would too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("module", ["numpy", "difflib"])  # of the package, of the command line
+@pytest.mark.parametrize("installed", [False, True], ids=["python -m", "installed"])
+def test_interrupt_during_imports_ends_with_130(module: str, installed: bool, tmp_path: Path) -> None:
+    script = Path(sys.executable).with_name("retrograd")
+    if installed and not script.exists():
+        pytest.skip("the package's command is not beside this interpreter")
+    start = [str(script)] if installed else [sys.executable, "-m", "retrograd"]
+    result = interrupted(module, tmp_path, *start, "train", "text", "--steps", "1")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_interrupt_during_imports_of_other_programs_is_theirs(tmp_path: Path) -> None:
+    code = "try:\n    import retrograd\nexcept BaseException:\n    print('caught')"
+    result = interrupted("numpy", tmp_path, sys.executable, "-c", code)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "caught\n", "")
+
+
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m retrograd verify --rows 'batch_norm_*' --isa scalar --threads 1"
     result = subprocess.run(
@@ -430,12 +529,12 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_terminal_gets_a_table() -> None:
-    """Box drawing, and a progress bar that leaves nothing behind it."""
+def on_terminal(columns: int, *arguments: str) -> tuple[int, str]:
+    """The exit code of a command on a terminal, and all that it wrote there."""
     parent, child = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns)}
     with subprocess.Popen(
-        [sys.executable, "-m", "retrograd", "verify", "--rows", SMALL_CASE], stdout=child, stderr=child, env=environment
+        [sys.executable, "-m", "retrograd", *arguments], stdout=child, stderr=child, env=environment
     ) as process:
         os.close(child)
         shown = b""
@@ -448,8 +547,29 @@ def test_a_terminal_gets_a_table() -> None:
                 break
             shown += data
         os.close(parent)
-    text = shown.decode()
-    assert process.returncode == 0, text
+    return process.returncode, shown.decode().replace("\r\n", "\n")
+
+
+def test_a_terminal_gets_a_table() -> None:
+    """With a rule below the titles, and a progress bar that leaves nothing behind it."""
+    code, text = on_terminal(120, "verify", "--rows", SMALL_CASE)
+    assert code == 0, text
     assert SMALL_CASE in text
     assert "─" in text
     assert "all within tolerance" in text
+
+
+@pytest.mark.parametrize("arguments", [["info"], ["bench", "compare"]], ids=" ".join)
+def test_narrow_terminals_get_narrow_lines(arguments: list[str], tmp_path: Path, without_torch: str) -> None:
+    """Of 40 columns; words are not broken."""
+    if arguments == ["bench", "compare"]:
+        path = str(tmp_path / "a.csv")
+        result = run("bench", "norm", "--quick", "--rows", SMALL_ROW, "--csv", path, PYTHONPATH=without_torch)
+        assert result.returncode == 0, result.stderr
+        arguments = [*arguments, path, path]
+    code, text = on_terminal(40, *arguments)
+    assert code == 0, text
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).split("\n")
+    assert max(len(line.rpartition("\r")[2].rstrip()) for line in lines) <= 40, text
+    expected = ["  old/new  1.00x", f"{SMALL_ROW}"] if "compare" in arguments else ["data types  float32, float64;"]
+    assert set(expected) <= set(lines), text

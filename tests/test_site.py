@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import retrograd
+import retrograd.bnns
+from retrograd.mpsgraph import MPSGraph, MPSGraphConvolution2DOpDescriptor
+from retrograd.mpsgraph._left_out import LEFT_OUT
 from support.waiting import PATIENCE
 
 pytest.importorskip("matplotlib")
@@ -94,10 +96,12 @@ def test_a_table_that_is_not_there_is_refused(page: str, complaint: str, tmp_pat
 def test_links_lead_to_the_places_of_the_site() -> None:
     places = stage.targets()
     text = "[a](../CONTRIBUTING.md#style) [b](nn.md) [c](../examples/nn_images.py) [d](#here) [e](https://x.org)\n"
-    code = "```python\nx[0](../not/a/link)\n```\n"
+    code = "```python\nx[0](../not/a/link)  # `--option`\n```\n"
     assert stage.relinked(text + code, "docs/torch.md", places) == (
         "[a](CONTRIBUTING.md#style) [b](nn.md) [c](examples/nn_images.md) [d](#here) [e](https://x.org)\n" + code
     )
+    options = stage.relinked("`--time-limit 9m` ends it, as `a --b` does", "docs/nn.md", places)
+    assert options == "`--time-limit 9m`{ .option } ends it, as `a --b` does"
     assert stage.relinked("[n](docs/nn.md)", "CHANGELOG.md", places) == "[n](nn.md)"
     with pytest.raises(SystemExit, match=r"docs/nn\.md: the link to \.\./src leads to a file that is not on the site"):
         stage.relinked("[s](../src)", "docs/nn.md", places)
@@ -119,6 +123,41 @@ def test_the_reference_has_every_public_function_and_class() -> None:
     assert reference.entry_of("Linear", "retrograd.nn.Sequential") == "retrograd.nn.Linear"
     assert reference.entry_of("no_such_name", "retrograd.lstm_forward") is None
     assert retrograd.__all__
+
+
+def test_the_reference_has_every_operation_of_mpsgraph() -> None:
+    (room,) = [room for room in reference.ROOMS if room.module == "retrograd.mpsgraph"]
+    page = reference.page_of(room)
+    shown = set(re.findall(r"::: retrograd\.mpsgraph\.MPSGraph\.(\w+)\n", page))
+    (others,) = re.findall(r"members: \[(.*)\]", page)
+    assert shown | set(others.split(", ")) | set(LEFT_OUT) == {name for name in dir(MPSGraph) if name[0] != "_"}
+    assert {"softMax", "topK", "GRU"} <= shown
+    assert {"placeholder", "run", "gradients"} <= set(others.split(", "))
+    assert not shown & set(LEFT_OUT)
+
+
+def test_constructors_that_are_not_for_users_are_those_of_public_classes() -> None:
+    for path in reference.RESULTS:
+        module, _, name = path.rpartition(".")
+        if module == "retrograd.torch":
+            pytest.importorskip("torch.nn")
+        found = importlib.import_module(module)
+        assert inspect.isclass(getattr(found, name)), path
+        assert name in found.__all__, path
+
+
+def test_constructors_that_take_fields_are_shown_with_them() -> None:
+    pytest.importorskip("griffe")
+    docstrings = importlib.import_module("docstrings")
+    fields = docstrings.fields_of(retrograd.bnns.BNNSLayerParametersFullyConnected)
+    assert [one.name for one in fields] == ["i_desc", "w_desc", "o_desc", "bias", "activation"]
+    settings = {one.name: one.default for one in docstrings.fields_of(MPSGraphConvolution2DOpDescriptor)}
+    assert settings["strideInX"] == "1"
+    assert settings["dataLayout"] == "MPSGraphTensorNamedDataLayout.NCHW"
+    assert docstrings.fields_of(dict) is None
+    declared = docstrings.setting_of('KernelSetting[float](as_float, FLT_MIN, "Added.")')
+    assert declared == ("float", "FLT_MIN", "Added.")
+    assert docstrings.setting_of("1") is docstrings.setting_of(None) is None
 
 
 def test_public_names_have_docstrings() -> None:
@@ -175,5 +214,11 @@ def test_the_site_builds_without_warnings_and_loads_nothing_from_elsewhere() -> 
         assert [place for place in Loaded(text).found if re.match(r"(https?:)?//", place)] == [], page
         assert not re.search(r":(func|class|meth):", text), page
     assert (site / "plots" / "layers.svg").exists()
+    graphs, models = ((site / "reference" / f"{room}.html").read_text(encoding="utf-8") for room in ("mpsgraph", "nn"))
+    words = re.sub(r"<[^>]+>", "", graphs)
+    assert "topKWithSourceTensor:axis:k:name:" in words
+    assert words.count("argSort(") == 8  # each form in Python and in Swift
+    assert 'id="retrograd.mpsgraph.MPSGraph.softMax"' in graphs
+    assert re.search(r"Dropout\(rate: float, \*, rng: Rng = None\)", re.sub(r"<[^>]+>", "", models))
     for style in site.rglob("*.css"):
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", style.read_text(encoding="utf-8")), style

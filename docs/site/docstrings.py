@@ -6,14 +6,21 @@ theirs come from the imported package.
 
 from __future__ import annotations
 
+import ast
+import enum
 import importlib
 import inspect
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import griffe
+
+from retrograd.bnns._structures import Structure
+from retrograd.mpsgraph._declare import Row
+from retrograd.mpsgraph._types import Descriptor, Setting
 
 sys.path.insert(0, str(Path(__file__).parent))
 import reference
@@ -26,6 +33,11 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
     """References such as :func:`lstm_backward` become links, if the reference has an entry."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        if isinstance(obj, griffe.Function):
+            obj.parameters = griffe.Parameters(*(one for one in obj.parameters if not is_private(one.name)))
+        if isinstance(obj, griffe.Attribute) and (declared := setting_of(obj.value)):
+            obj.annotation, obj.value = declared[:2]
+            obj.docstring = griffe.Docstring(declared[2], parent=obj)
         if obj.docstring is None:
             return
         obj.docstring.value = markdown(obj.docstring.value, obj.path)
@@ -46,6 +58,69 @@ class Docstrings(griffe.Extension):  # type: ignore[misc]
                             if isinstance(member, griffe.Object):
                                 self.on_object(obj=member)
                     target.set_member(name, function_of(name, value, target))
+                elif inspect.isclass(value):
+                    self.complete(target[name], f"{room.module}.{name}", value)
+
+    def complete(self, found: griffe.Object | griffe.Alias, path: str, value: type) -> None:
+        """Add to a class what its source does not spell out, and take away a constructor that is not for users."""
+        shown = found.final_target if isinstance(found, griffe.Alias) else found
+        if not isinstance(shown, griffe.Class):  # a second name
+            return
+        if path in reference.RESULTS:
+            shown.members.pop("__init__", None)
+        elif fields := fields_of(value):
+            shown.set_member("__init__", griffe.Function("__init__", parameters=fields, parent=shown, lineno=1))
+        if shown.docstring is None and value.__doc__:  # a stub has none
+            shown.docstring = griffe.Docstring(markdown(inspect.getdoc(value) or "", path), parent=shown)
+        if value is reference.MPSGraph:
+            for named in reference.operations().values():
+                for name, rows in named.items():
+                    shown.set_member(name, method_of(name, rows, shown))
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def fields_of(value: type) -> griffe.Parameters | None:
+    """The constructor's parameters, of classes that take their fields by name."""
+    kinds = griffe.ParameterKind
+    if issubclass(value, Structure):
+        named, kind = dict.fromkeys(value._fields, "..."), kinds.positional_or_keyword
+    elif issubclass(value, Descriptor):
+        settings = {name: one for base in value.__mro__ for name, one in vars(base).items() if isinstance(one, Setting)}
+        named, kind = {name: default_of(one) for name, one in settings.items()}, kinds.keyword_only
+    else:
+        return None
+    return griffe.Parameters(*(griffe.Parameter(name, kind=kind, default=text) for name, text in named.items()))
+
+
+def default_of(setting: Setting[Any]) -> str:
+    value = setting.default
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, enum.Enum) else repr(value)
+
+
+def method_of(name: str, rows: Sequence[Row], parent: griffe.Class) -> griffe.Function:
+    """A method of MPSGraph: the stub has its signatures, the table the rest."""
+    forms = parent.overloads.get(name) or [parent.members[name]]
+    method = forms[0]
+    assert isinstance(method, griffe.Function)
+    if len(forms) > 1:
+        method = griffe.Function(name, parameters=method.parameters, parent=parent, lineno=1)
+        method.overloads = forms
+    about = dict.fromkeys(row.doc for row in rows)
+    spelled = "\n".join(f"- `{row.spelled}`, `{row.selector}`" for row in rows)
+    text = markdown("\n\n".join([*about, spelled]), f"{parent.path}.{name}")
+    method.docstring = griffe.Docstring(text, parent=method)
+    return method
+
+
+def setting_of(value: griffe.Expr | str | None) -> tuple[str, str, str] | None:
+    """The type, default and description of a class attribute that is declared as ``Setting[type](check, ...)``."""
+    match ast.parse(str(value), mode="eval").body if "Setting[" in str(value) else None:
+        case ast.Call(func=ast.Subscript(slice=kind), args=[_, default, ast.Constant(value=str(text))]):
+            return ast.unparse(kind), ast.unparse(default), text
+    return None
 
 
 def is_field(member: griffe.Object | griffe.Alias) -> bool:

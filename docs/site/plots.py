@@ -97,11 +97,12 @@ def draw(rows: Sequence[Sequence[Bar]], path: Path) -> None:
         axes.set_xscale("log")
         axes.set_xlim(low * math.exp(-0.03 * span), high * math.exp(0.42 * span))
         axes.set_ylim(total - 0.3, 0)
-        axes.axvspan(1 / TIED, TIED, color=TIE, alpha=0.18, linewidth=0)
-        axes.axvline(1, color=INK, linewidth=1)
         place = 0.0
         for row, height in zip(rows, heights, strict=True):
             axes.text(low * math.exp(-0.03 * span), place + 0.13, row[0].label, color=INK, va="center", size=8.5)
+            beside = place + 0.22, place + height + 0.02  # the bars, not the label
+            axes.fill_betweenx(beside, 1 / TIED, TIED, color=TIE, alpha=0.18, linewidth=0)
+            axes.plot((1, 1), beside, color=INK, linewidth=1)
             for number, bar in enumerate(row):
                 y = place + 0.3 + 0.17 * number
                 colour = FASTER if bar.ratio > TIED else SLOWER if bar.ratio < 1 / TIED else TIE

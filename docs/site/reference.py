@@ -7,6 +7,10 @@ import inspect
 from types import ModuleType
 from typing import NamedTuple
 
+from retrograd.mpsgraph import MPSGraph
+from retrograd.mpsgraph._declare import ROWS, Row
+from retrograd.mpsgraph._left_out import LEFT_OUT
+
 
 class Room(NamedTuple):
     module: str
@@ -23,7 +27,21 @@ ROOMS = (
     Room("retrograd.distributed", "distributed.md", "Training on several ranks."),
     Room("retrograd.bnns", "bnns.md", "BNNS, with the names of its C interface. The guide lists the constants."),
     Room("retrograd.mps", "mps.md", "MPS matrices, batch normalization and recurrent layers, with Swift's names."),
-    Room("retrograd.mpsgraph", "mpsgraph.md", "MPSGraph, with Swift's names. The guide lists the operations."),
+    Room("retrograd.mpsgraph", "mpsgraph.md", "MPSGraph, with Swift's names."),
+)
+# How words of modules' names are written in titles.
+WORDS = {"lstm": "LSTM", "mps": "MPS", "optim": "Optimizers", "pytorch": "PyTorch", "rnn": "RNN", "topk": "Top k"}
+# Classes whose objects are results of calls, by their full names. Their constructors are not for users.
+RESULTS = frozenset(
+    {
+        *(f"retrograd.graph.{name}" for name in ("Node", "Program", "ResultView", "Symbol", "Tensor")),
+        *(f"retrograd.bnns.{name}" for name in ("BNNSFilter", "BNNSNearestNeighbors", "BNNSRandomGenerator")),
+        *(f"retrograd.mps.MTL{name}" for name in ("BlitCommandEncoder", "Buffer", "CommandBuffer", "CommandQueue")),
+        *(f"retrograd.mps.MPS{name}" for name in ("RNNMatrixTrainingState", "RNNRecurrentMatrixState", "State")),
+        *(f"retrograd.mpsgraph.MPSGraph{name}" for name in ("Executable", "Operation", "Tensor", "VariableOp")),
+        "retrograd.distributed.Shard",
+        "retrograd.torch.Patch",
+    }
 )
 
 
@@ -51,9 +69,26 @@ def names_of(room: Room) -> dict[str, list[str]]:
 
 def _title(value: object, module: ModuleType) -> str:
     home = getattr(value, "__module__", None) or module.__name__
+    own = home.startswith(module.__name__ + ".") and module.__name__ != "retrograd"
     path = home.removeprefix(module.__name__ + ".").removeprefix("retrograd.").split(".")
-    word = path[1] if path[0] == "ops" and len(path) > 1 else path[0]
-    return word.strip("_").replace("_", " ").capitalize()
+    words = (path[0] if own or len(path) == 1 else path[1]).strip("_").split("_")
+    text = " ".join(WORDS.get(word, word) for word in words)
+    return text[:1].upper() + text[1:]
+
+
+def operations() -> dict[str, dict[str, list[Row]]]:
+    """The methods of MPSGraph that its table declares: their rows by the title of their group, and by name."""
+    groups: dict[str, dict[str, list[Row]]] = {}
+    for row in ROWS:
+        if not row.selector_only:
+            groups.setdefault(row.group, {}).setdefault(row.method, []).append(row)
+    return groups
+
+
+def _methods_of_graphs() -> list[str]:
+    """The other public methods of MPSGraph."""
+    declared = {name for names in operations().values() for name in names}
+    return [name for name in dir(MPSGraph) if not name.startswith("_") and name not in declared | set(LEFT_OUT)]
 
 
 def page_of(room: Room) -> str:
@@ -65,10 +100,24 @@ def page_of(room: Room) -> str:
         lines += [f"## {title}", ""]
         for name in names:
             first = alias_of(name, getattr(module, name), module)
-            if first is None:
+            if getattr(module, name) is MPSGraph:
+                shown = f"{{inherited_members: true, members: [{', '.join(_methods_of_graphs())}]}}"
+                lines += [f"::: {room.module}.{name}", f"    options: {shown}", ""]
+            elif first is None:
                 lines += [f"::: {room.module}.{name}", ""]
             else:
                 lines += [f"`{name}` is [`{first}`][{room.module}.{first}].", ""]
+    if hasattr(module, "MPSGraph"):
+        lines += [
+            "## Operations",
+            "",
+            "Methods of `MPSGraph` by group, each with its name in Swift and its selector.",
+            "",
+        ]
+        for title, named in operations().items():
+            lines += [f"### {title[:1].upper()}{title[1:]}", ""]
+            for name in named:
+                lines += [f"::: {room.module}.MPSGraph.{name}", "    options: {heading_level: 4}", ""]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ import reference
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+OPTION = re.compile(r"`--[a-z-]+( [-\w]+)?`")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +36,10 @@ def targets() -> dict[str, str]:
 
 
 def relinked(text: str, source: str, places: dict[str, str]) -> str:
-    """The page with its links pointed at the places of the site. `source` is its path in the repository."""
+    """The page with its links pointed at the places of the site, and options marked as words that are not broken.
+
+    `source` is the page's path in the repository.
+    """
     here = posixpath.dirname(places[source])
 
     def place(match: re.Match[str]) -> str:
@@ -48,7 +52,9 @@ def relinked(text: str, source: str, places: dict[str, str]) -> str:
         return f"{match[1]}{posixpath.relpath(places[wanted], here or '.')}{anchor}{match[3]}"
 
     parts = FENCE.split(text)  # code has brackets too
-    return "".join(part if number % 2 else LINK.sub(place, part) for number, part in enumerate(parts))
+    for number in range(0, len(parts), 2):
+        parts[number] = OPTION.sub(r"\g<0>{ .option }", LINK.sub(place, parts[number]))
+    return "".join(parts)
 
 
 def example(path: Path) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os as _os
 from importlib import metadata as _metadata
 
+from . import _starting as _starting  # before what takes time
+
+# isort: split
 from . import _core
 from .ops._memory import release_memory
 from .ops._threads import get_num_threads, set_num_threads

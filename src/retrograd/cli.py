@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import retrograd
 
+from . import _starting
+from ._parser import Parser
 from ._printing import print_anything, report
 from .convert.command import add_command as add_convert
 from .convert.layers import ConvertError
@@ -27,12 +29,13 @@ from .train.settings import InputError
 
 __all__ = ["main"]
 
-_WRONG, _USAGE, _INTERRUPTED = 1, 2, 130
+_WRONG, _USAGE, _INTERRUPTED = 1, 2, _starting.INTERRUPTED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     print_anything()
     try:
+        _starting.started()
         return _run(argv)
     except (UsageError, InputError, ConvertError) as error:
         report(f"error: {error}")
@@ -69,7 +72,7 @@ def _drop_output() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="retrograd",
         description=retrograd.__doc__,
         epilog="Exit codes: 0 success; 1 a wrong result, or a failed run; 2 invalid options or data; 130 interrupted.",

@@ -22,14 +22,13 @@ def add_command(commands: Any) -> None:
         help="convert weights between frameworks",
         description="Convert the weights of LSTMs, GRUs, RNNs, norms, linear layers, convolutions and embeddings from "
         f"one file format to another. The name of a file determines its format:{formats}",
-        epilog="A .safetensors file has the names of PyTorch or those of retrograd.nn. One that is read shows which it "
-        "is; written are those of retrograd.nn, or those of PyTorch if the source has the others.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="A .safetensors file has the names of PyTorch or those of retrograd.nn. Which it has is detected when "
+        "it is read. A new one gets those of retrograd.nn, or those of PyTorch if the source has retrograd.nn's.",
     )
     parser.add_argument("source", metavar="SOURCE", help="the file to read")
     parser.add_argument("target", metavar="TARGET", nargs="?", help="the file to write; without it, list the layers")
-    parser.add_argument("--from", dest="source_format", choices=tuple(FORMATS), help="the format of SOURCE")
-    parser.add_argument("--to", dest="target_format", choices=tuple(FORMATS), help="the format of TARGET")
+    parser.add_argument("--from", dest="source_format", choices=FORMATS, metavar="FORMAT", help="the format of SOURCE")
+    parser.add_argument("--to", dest="target_format", choices=FORMATS, metavar="FORMAT", help="the format of TARGET")
     parser.add_argument(
         "--kind",
         action="append",

@@ -55,7 +55,6 @@ def add_commands(commands: Any) -> None:
     text = kinds.add_parser(
         "text",
         help="a language model of characters or bytes",
-        usage="retrograd train text [OPTION ...] [FILE ...]",
         description="Train a language model of characters or bytes: embedding, LSTM, layer norm, softmax. "
         "The metric is bits per character on the last part of the text, which is not trained on.",
     )
@@ -69,7 +68,6 @@ def add_commands(commands: Any) -> None:
     series = kinds.add_parser(
         "series",
         help="a forecasting model for a table of numbers",
-        usage="retrograd train series [OPTION ...] DATA.csv",
         description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network "
         "is trained, and competes with AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of "
         "several.",

@@ -20,71 +20,78 @@ __all__ = ["add_command"]
 
 def add_command(commands: Any) -> None:
     """Add the command to the subparsers of ``retrograd``."""
-    bench = commands.add_parser("bench", help="time the functions", description="Time the functions on this machine.")
+    bench = commands.add_parser(
+        "bench",
+        help="time functions, layers and training steps",
+        description="Time functions, layers and training steps on this machine, next to PyTorch and JAX if they are "
+        "installed.",
+    )
     suites = bench.add_subparsers(title="suites", metavar="SUITE", required=True)
     method = (
         "Verify, then time each training forward and each backward (all gradients, given buffers), alternating with "
         "PyTorch, if it is installed, and with the row's bound. Times are medians in microseconds; 'vs torch' above 1 "
-        "means faster than PyTorch. Rows named overhead_* time the smallest useful call of each function. "
+        "means faster than PyTorch. Rows named overhead_* time the smallest useful call of each function.\n\n"
     )
     norm = (
         "The bound of a norm is a streaming pass over arrays of the same size: 'of bound' is the share of the memory "
-        "bandwidth available at that size. "
+        "bandwidth available at that size."
     )
     lstm = (
         "The bound of an LSTM is its matrix products at the speed of NumPy's on 1024 x 1024 matrices, with as many "
         "threads. GFLOPS count the matrix products only, and only the real steps of a ragged batch, for which PyTorch "
         "gets a packed sequence. 'step' is forward plus backward. 'over plain' is the extra time compared with the "
-        "same LSTM without the row's options. PyTorch has no 'reset', and gets a loop over steps. "
+        "same LSTM without the row's options. PyTorch has no 'reset', and gets a loop over steps.\n\n"
     )
     gru = (
         "Rows named gru_* and rnn_* are those of the LSTM for a GRU and a tanh RNN, with the same bound, and alternate "
-        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row. "
+        "with JAX too, if it is installed: a lax.scan under jit, which uses all threads in every row."
     )
     conv = (
         "The bound of a convolution is a matrix product of as many operations at the speed of NumPy's on 1024 x 1024 "
         "matrices, with as many threads. Rows named *_pool_* are pooling. 'step' is forward plus backward. 'MiB' is "
         "the peak memory of a first forward, of the backward after it, and of several steps, with results allocated by "
-        "the library. "
+        "the library."
     )
     scan = (
-        "The bound of a linear recurrence (scan_*) is copies of as many bytes as its arrays have. PyTorch's "
-        "is a loop over time; 'jax' is jax.lax.scan, 'assoc.' jax.lax.associative_scan, which use all threads in every "
-        "row. Rows named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph; a loop over "
-        "time in PyTorch and the usual form in logarithms ('log') are compared. "
+        "The bound of a linear recurrence (scan_*) is a copy of as many bytes as its arrays have. PyTorch runs a loop "
+        "over time; 'jax' is jax.lax.scan, 'assoc.' jax.lax.associative_scan, which use all threads in every row. Rows "
+        "named min_gru_* are forward and backward of a minGRU as a program of retrograd.graph, alternating with a loop "
+        "over time in PyTorch and with the usual form in logarithms ('log')."
     )
     products = (
         "Rows named lstm_products_* and linear_products_* are the large matrix products of an LSTM over all steps, and "
         "those of a linear layer, verified and then timed one by one, alternating with NumPy's product of the same "
         "shape, which is their bound, with as many threads. 'of peak' is the share of the peak of multiply-adds on "
-        "registers. "
+        "registers."
     )
     apple = (
         "Rows named bnns_* and mps_* are calls of the front ends, alternating with the array functions doing the same "
         "work. Rows are timed only if the results are bitwise identical. 'added µs' is the overhead of a front-end "
-        "call. "
+        "call."
     )
     train = (
         "Rows named train_* are training steps of a character model (embedding, LSTM, layer norm, linear head, softmax "
         "cross entropy, Adam), alternating with PyTorch's, with its default or fused Adam, whichever is faster. Rows "
-        "are timed only if the first losses agree. 'MiB' is the peak memory above that of the loaded library. "
+        "are timed only if the first losses agree. 'MiB' is the peak memory above that of the loaded library."
     )
     steps = (
         "Rows named step_* are whole training steps of small models (forward, loss, backward, Adam): a program of "
         "retrograd.graph, alternating with retrograd.nn, PyTorch eager and compiled, and JAX under jit, which uses all "
-        "threads in every row. Rows are timed only if the first losses agree. "
+        "threads in every row. Rows are timed only if the first losses agree."
     )
     torch = (
         "Rows named torch_* are training steps of PyTorch models after retrograd.torch.replace, alternating with the "
-        "same models without it. Rows are timed only if the first losses agree. Rows named bridge_* are forward and "
-        "backward of a small layer in a chain; 'added µs' is what it takes longer than the array functions, and "
-        "'autograd µs' is the time of layers with the same parameters that compute nothing. Rows named module_* are "
-        "forward and backward of one layer before and after replace, those that end in _eval forward alone. Rows named "
-        "adamw_* are steps of adam_step and of PyTorch's fused AdamW over the parameters of a model. "
+        "same models without it. Rows are timed only if the first losses agree.\n\n"
+        "Rows named bridge_* are forward and backward of a small layer in a chain; 'added µs' is how much longer it "
+        "takes than the array functions, and 'autograd µs' is the time of layers with the same parameters that compute "
+        "nothing.\n\n"
+        "Rows named module_* are forward and backward of one layer before and after replace, those that end in _eval "
+        "forward alone. Rows named adamw_* are steps of adam_step and of PyTorch's fused AdamW over the parameters of "
+        "a model."
     )
     jax = (
         "Rows named jax_* are forward and backward of a layer of retrograd.jax under jit, alternating with the array "
-        "functions; 'added µs' is what JAX adds. "
+        "functions; 'added µs' is what JAX adds."
     )
     for suite, names, help_, description in (
         ("norm", ["norm"], "normalization", method + norm),
@@ -102,7 +109,7 @@ def add_command(commands: Any) -> None:
             "all",
             ["norm", "lstm", "gru", "conv", "scan", "products", "apple", "train", "steps", "torch", "jax"],
             "every suite",
-            method + norm + lstm + gru + conv + scan + products + apple + train + steps + torch + jax,
+            "Run every suite. 'retrograd bench SUITE --help' says what each one measures.",
         ),
     ):
         _add_suite(suites.add_parser(suite, help=help_, description=description), names)
@@ -118,8 +125,8 @@ def add_command(commands: Any) -> None:
         description="Compare retrograd's times in two files written with --csv. 'old/new' above 1 means faster than "
         "before. " + judged,
     )
-    comparison.add_argument("old", metavar="OLD.csv")
-    comparison.add_argument("new", metavar="NEW.csv")
+    comparison.add_argument("old", metavar="OLD.csv", help="the earlier run")
+    comparison.add_argument("new", metavar="NEW.csv", help="the later run")
     _add_threshold(comparison)
     comparison.set_defaults(run=_compare)
 

@@ -20,10 +20,13 @@ def add_command(commands: Any, parser: argparse.ArgumentParser) -> None:
     completion = commands.add_parser(
         "completion",
         help="print a script that completes commands and options in a shell",
-        description="Print a script that completes commands, options and file names. For bash: "
-        "retrograd completion bash > ~/.local/share/bash-completion/completions/retrograd; for fish: "
-        "retrograd completion fish > ~/.config/fish/completions/retrograd.fish; for zsh: a file _retrograd in a "
-        "directory of $fpath.",
+        description="Print a script that completes commands, options and file names.\n\n"
+        "For bash:\n"
+        "  retrograd completion bash > ~/.local/share/bash-completion/completions/retrograd\n"
+        "For fish:\n"
+        "  retrograd completion fish > ~/.config/fish/completions/retrograd.fish\n"
+        "For zsh, in a directory of $fpath:\n"
+        "  retrograd completion zsh > _retrograd",
     )
     completion.add_argument("shell", choices=_SHELLS, help="the shell")
     completion.set_defaults(run=lambda options: _completion(parser, options.shell))

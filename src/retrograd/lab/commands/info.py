@@ -14,6 +14,7 @@ import numpy as np
 import retrograd
 
 from ... import _core
+from ..._printing import wrapped
 from ...ops import _threads
 
 __all__ = ["add_command"]
@@ -53,7 +54,8 @@ def _info(options: argparse.Namespace) -> int:
         "NumPy": facts["numpy"],
     }
     for name, value in lines.items():
-        print(f"{name:<12}{value}")
+        # One line each, as programs expect it; wrapped for a terminal.
+        print(wrapped(value, f"{name:<12}") if sys.stdout.isatty() else f"{name:<12}{value}")
     return 0
 
 

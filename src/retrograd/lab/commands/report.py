@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from ..._printing import in_a_line, visible
+from ..._printing import cells, in_a_line, visible
 
-__all__ = ["Column", "Report", "UsageError", "matches", "positive"]
+__all__ = ["Column", "Report", "UsageError", "laid_out", "matches", "positive"]
 
 
 class UsageError(Exception):
@@ -65,36 +66,32 @@ class Report:
     ) -> None:
         if self._progress is None:
             return
-        from rich.box import SIMPLE
         from rich.console import Console
-        from rich.table import Table
         from rich.text import Text
 
         self._progress.stop()
-        table = Table(box=SIMPLE, pad_edge=False)
-        for column in self._columns:
-            table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
-        for cells, good in self._rows:
-            table.add_row(*map(Text, cells), style=None if good else "bold red")
         console = Console()
         if self._rows:
-            console.print(table)
+            for line, row in laid_out(self._columns, [texts for texts, _ in self._rows], console.width):
+                style = "bold" if row is None else "" if self._rows[row][1] else "bold red"
+                console.print(Text(line, style), soft_wrap=True)
+            console.print()
         for note in self._notes:
             console.print(note, markup=False, highlight=False)
 
-    def _line(self, cells: Sequence[str]) -> str:
+    def _line(self, texts: Sequence[str]) -> str:
         padded = [
-            cell.rjust(column.width) if column.right else cell.ljust(column.width)
-            for cell, column in zip(cells, self._columns, strict=True)
+            text.rjust(column.width) if column.right else text.ljust(column.width)
+            for text, column in zip(texts, self._columns, strict=True)
         ]
         return "  ".join(padded).rstrip()
 
-    def row(self, cells: list[str], good: bool = True) -> None:
-        cells = [in_a_line(cell) for cell in cells]  # the cells of bench compare come from files
+    def row(self, texts: list[str], good: bool = True) -> None:
+        texts = [in_a_line(text) for text in texts]  # those of bench compare come from files
         if self._terminal:
-            self._rows.append((cells, good))
+            self._rows.append((texts, good))
         else:
-            print(self._line(cells), flush=True)
+            print(self._line(texts), flush=True)
 
     def note(self, text: str) -> None:
         text = visible(text)
@@ -112,6 +109,58 @@ class Report:
         """Advance the progress bar by one."""
         if self._progress is not None:
             self._progress.advance(self._task)
+
+
+def laid_out(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[tuple[str, int | None]]:
+    """Return the lines of a table, each with the index of its row, or None above the rows. It has no empty columns.
+
+    It is the first that fits: a table; one with wrapped titles; one with the first cell of each row on a line of its
+    own; a line for each cell.
+    """
+    kept = [index for index in range(len(columns)) if index == 0 or any(row[index] for row in rows)]
+    columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
+    body = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    whole = [max(size, cells(column.title)) for size, column in zip(body, columns, strict=True)]
+    least = [max([size, *map(cells, column.title.split())]) for size, column in zip(body, columns, strict=True)]
+    for sizes, first in ((whole, 0), (least, 0), (least, 1)):
+        if len(columns) > first and 2 * first + sum(sizes[first:]) + 2 * (len(columns) - first - 1) <= width:
+            return list(_grid(columns, rows, sizes, first))
+    return list(_stacked(columns, rows))
+
+
+def _grid(
+    columns: Sequence[Column], rows: Sequence[Sequence[str]], sizes: Sequence[int], first: int
+) -> Iterator[tuple[str, int | None]]:
+    """Yield a table of the columns from `first`; the cell before them is above each group of rows that have it."""
+
+    def line(texts: Sequence[str]) -> str:
+        padded = []
+        for text, size, column in zip(texts, sizes, columns, strict=True):
+            space = " " * (size - cells(text))
+            padded.append(space + text if column.right else text + space)
+        return "  " * first + "  ".join(padded[first:])
+
+    titles = [textwrap.wrap(column.title, size) for size, column in zip(sizes, columns, strict=True)]
+    height = max(map(len, titles))
+    for row in zip(*([""] * (height - len(lines)) + lines for lines in titles), strict=True):
+        yield line(row).rstrip(), None
+    yield "\u2500" * len(line([""] * len(columns))), None
+    above = None
+    for index, texts in enumerate(rows):
+        if first and texts[0] != above:
+            above = texts[0]
+            yield above, index
+        yield line(texts).rstrip(), index
+
+
+def _stacked(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[tuple[str, int | None]]:
+    """Yield each row's first cell, and under it the others after their titles."""
+    indent = max((cells(column.title) for column in columns[1:]), default=0)
+    for index, (name, *texts) in enumerate(rows):
+        yield name, index
+        for text, column in zip(texts, columns[1:], strict=True):
+            if text:
+                yield f"  {column.title}{' ' * (indent - cells(column.title))}  {text}", index
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -34,7 +34,9 @@ def add_command(commands: Any) -> None:
         "--threads", nargs="+", type=positive, default=[], metavar="N", help="thread counts (default: 1 2 7)"
     )
     verify.add_argument(
-        "--all", action="store_true", help="also the benchmark's cases, which takes minutes, with 1 2 3 7 threads"
+        "--all",
+        action="store_true",
+        help="run the benchmark's cases too, and with 1 2 3 7 threads, which takes minutes",
     )
     verify.add_argument(
         "--bits",
@@ -58,6 +60,10 @@ def _levels(options: argparse.Namespace) -> list[str]:
     return levels
 
 
+def _in_words(threads: list[int]) -> str:
+    return f"{', '.join(map(str, threads))} thread{'s' * (threads != [1])}"
+
+
 def _verify_bits(options: argparse.Namespace) -> int:
     from .. import bits
 
@@ -75,7 +81,7 @@ def _verify_bits(options: argparse.Namespace) -> int:
     for row in different:
         print(f"{row.name}: DIFFERENT BITS at {row.isa} with {row.threads} threads")
     problems = len({row.name for row in rows})
-    what = f"{problems} problems, {len(rows)} runs ({', '.join(levels)}; {', '.join(map(str, threads))} threads)"
+    what = f"{problems} problems, {len(rows)} runs ({', '.join(levels)}; {_in_words(threads)})"
     print(f"{what}: {f'{len(different)} with different bits' if different else 'all bits as in the package'}.")
     return 1 if different else 0
 
@@ -125,7 +131,7 @@ def _verify(options: argparse.Namespace) -> int:
             runs += len(rows)
             wrong += not good
             worst = max(worst, row.error)
-        what = f"{len(cases)} cases, {runs} runs ({', '.join(levels)}; {', '.join(map(str, threads))} threads)"
+        what = f"{len(cases)} cases, {runs} runs ({', '.join(levels)}; {_in_words(threads)})"
         if wrong:
             report.note(f"{what}: {wrong} cases WRONG.")
             report.note(
