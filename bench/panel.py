@@ -1,6 +1,6 @@
 """Forecast the series of the M competitions with `fit_panel`, end to end, beside statsforecast's methods.
 
-    python bench/panel.py --data FOLDER [--panels hourly weekly] [--processes 2] [--rivals ets ces theta] [--keep FOLDER]
+    python bench/panel.py --data FOLDER [--keep FOLDER] [--panels hourly weekly] [--processes 2] [--rivals ets ces]
 
 The folder has M4-hourly.csv.gz, M4-weekly.csv.gz and M3.csv.gz: a row for each series, with the columns id, period,
 horizon, train and test, values separated by spaces. The test part is only used to compute the errors. With --keep, each

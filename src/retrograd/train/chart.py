@@ -226,9 +226,7 @@ def _thousands(value: float, _: Any = None) -> str:
     return f"{value:.3g}"
 
 
-def _save(
-    charts: Sequence[Chart], width: int, height: int, kind: str, *, legend: bool = True, **options: Any
-) -> bytes:
+def _save(charts: Sequence[Chart], width: int, height: int, kind: str, *, legend: bool = True, **options: Any) -> bytes:
     import warnings
 
     import matplotlib

@@ -110,7 +110,9 @@ def add_commands(commands: Any) -> None:
         "Writes a CSV file and a plot.",
     )
     forecast.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
-    forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns of the training data, or - for standard input")
+    forecast.add_argument(
+        "data", metavar="DATA.csv", help="a table with the columns of the training data, or - for standard input"
+    )
     forecast.add_argument(
         "--output", metavar="FILE", help="the forecast (default: DATA-forecast.csv in the current directory)"
     )
@@ -203,7 +205,7 @@ def _begin(
             held.enter_context(_alone_in(folder))
             if isinstance(settings, SeriesSettings) and files and (panel := read_panel(files[0], settings)) is not None:
                 if ranks.size > 1:
-                    raise InputError(f"{panel.name} is a panel, which one process fits: --threads says how many help it")
+                    raise InputError(f"{panel.name} is a panel, which one rank fits, on --threads processes")
                 train_panel(panel, settings, given, folder, progress, lambda: _remove_old(folder, files))
                 return 0
             _use_threads(settings)

@@ -425,7 +425,8 @@ class _Fit:
         if list(weights) == [plain] or gain < 0.005:
             return f"Nothing beats the {NAMES[plain]} forecast {where}: the forecast is {parts}."
         return (
-            f"Validated {where}, the forecast ({parts}) has an error {100 * gain:.0f} % below the {NAMES[plain]} one."
+            f"In validation {where}, the error is {100 * gain:.0f} % below that of the {NAMES[plain]} forecast. "
+            f"The forecast is {parts}."
         )
 
     def refit(

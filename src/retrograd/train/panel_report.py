@@ -31,8 +31,8 @@ def methods(model: PanelModel) -> Section:
     what = (
         "The errors on the last rows of the series, which the methods had not seen: sMAPE is the mean of 200 |y - f| / "
         "(|y| + |f|), MASE the mean absolute error relative to the mean change "
-        f"{'from row to row' if model.season == 1 else f'to the value {model.season} rows earlier'}. The weights of the "
-        "forecast are chosen by these errors, so that the error of the combination is a little too low here. "
+        f"{'from row to row' if model.season == 1 else f'to the value {model.season} rows earlier'}. The weights of "
+        "the forecast are chosen by these errors, so the error of the combination is a little too low here. "
     )
     if np.isfinite(model.coverage):
         low, high = model.levels

@@ -135,7 +135,7 @@ td.number { white-space: nowrap; }
 .best > * { background: var(--mark); font-weight: 600; }
 .best > :first-child { box-shadow: inset 3px 0 var(--accent); }
 figure .narrow { display: none; }
-figcaption { font-weight: 600; }
+figcaption { font-weight: 600; padding: 0 8px; }
 .legend { display: flex; flex-wrap: wrap; gap: 0 1.2rem; color: var(--muted); font-weight: 400; font-size: 0.9rem; }
 .legend span { white-space: nowrap; }
 .key { display: inline-block; width: 1.4rem; margin-right: 0.4rem; vertical-align: middle; border-top: 2px solid; }
@@ -238,7 +238,7 @@ def _grid(grid: Grid) -> Iterator[str]:
         return
     yield f'<figure><figcaption><div dir="auto">{_escape(one_line(grid.title))}</div><div class="legend">'
     chart = grid.charts[0]
-    keys = [(line.label, number, line.style) for number, line in enumerate(chart.lines)]
+    keys: list[tuple[str, int, str]] = [(line.label, number, line.style) for number, line in enumerate(chart.lines)]
     keys += [(band.label, band.line % len(chart.lines), "band") for band in chart.bands]
     for label, number, look in keys:
         yield f'<span><i class="key {look}" style="color: var(--rg-line{number})"></i>{_escape(one_line(label))}</span>'

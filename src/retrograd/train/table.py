@@ -169,11 +169,14 @@ def _read_series(
         if not cells[at]:
             raise InputError(f"{name}: line {sheet.lines[row]}, column {identity!r}: the name of the series is missing")
         rows.setdefault(cells[at], []).append(row)
-    time = time or ("ds" if "ds" in sheet.names else None)
-    others = [i for i, column in enumerate(sheet.names) if column not in (identity, target, time)]
-    if time is not None:
+    known = time or ("ds" if "ds" in sheet.names else None)
+    others = [i for i, column in enumerate(sheet.names) if column not in (identity, target, known)]
+    if known is not None:
         _leave_out(name, sheet, others, target, notes)
-    keep = [i for i in range(len(sheet.names)) if i != at and (time is None or i not in others)]
+        cells = [row[sheet.names.index(known)] for row in sheet.cells]
+        if time is not None or not all(map(str.isdecimal, cells)) or min(map(len, cells)) > 3:
+            time = known  # of dates; short numbers count the rows
+    keep = [i for i in range(len(sheet.names)) if i != at and (known is None or i not in others)]
     values: dict[str, Array] = {}
     all_times: dict[str, Times] = {}
     for key, chosen in rows.items():
@@ -188,7 +191,7 @@ def _read_series(
             found, all_times[key], used = _read_rows(name, part, gaps, decimal, time, own)
         except InputError as error:
             raise InputError(f"{error} (series {key!r})") from None
-        if not values and time is None:  # the first series shows which columns are the time
+        if not values and known is None:  # the first series shows which columns are the time
             _leave_out(name, sheet, [i for i in others if sheet.names[i] not in used], target, notes)
             keep = [i for i in keep if sheet.names[i] in (target, *used)]
             own = [note for note in own if not note.startswith("Column ")]
@@ -201,7 +204,8 @@ def _read_series(
 
 def _leave_out(name: str, sheet: Sheet, columns: Sequence[int], target: str, notes: list[str]) -> None:
     """Note the columns of text, which a panel does not use. Refuse those of numbers, which may be meant to be used."""
-    texts, numbers = [], []
+    texts: list[str] = []
+    numbers: list[str] = []
     for i in columns:
         cells = [row[i] for row in sheet.cells if row[i].lower() not in _GAPS]
         numeric = bool(cells) and all(map(_DECORATED.fullmatch, cells))
