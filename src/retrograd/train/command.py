@@ -437,21 +437,13 @@ def _forecast_file(options: argparse.Namespace, data: str) -> int:
     name, stem = options.data, Path(options.data).stem
     if name == STANDARD_INPUT:
         name, stem = "standard input", "stdin"
-    output = Path(options.output or f"{stem}-forecast.csv")
-    picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
-    for path in (output, picture):
-        _check_replaceable(path)
-    if picture.suffix not in (".svg", ".png"):
-        raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
-    if len({path.resolve() for path in (output, picture, Path(data))}) < 3:
-        raise InputError(f"the data {name}, the output {output} and the plot {picture} must be three files")
     if is_panel_model(options.model):
         if options.use is not None:
             raise InputError("--use is for the model of a single table: a panel keeps its combination, not the methods")
+        output, picture = _written_files(options, data, name, stem)
         changed = {key: value for key in ("gaps", "decimal") if (value := getattr(options, key)) is not None}
         with Progress() as progress:
-            wanted = picture if options.plot else None
-            forecast_panel(options.model, data, name, changed, output, wanted, progress)
+            forecast_panel(options.model, data, name, changed, output, picture if options.plot else None, progress)
         return 0
     forecaster = load_series_model(options.model)
     settings = forecaster.settings
@@ -462,6 +454,7 @@ def _forecast_file(options: argparse.Namespace, data: str) -> int:
         time=settings.time,
         name=name,
     )
+    output, picture = _written_files(options, data, name, stem)
     result = forecast(forecaster, table, options.use)
     charts = [result.chart(target) for target in result.columns]
     drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
@@ -481,6 +474,19 @@ def _forecast_file(options: argparse.Namespace, data: str) -> int:
         progress.field("forecast", str(output))
         progress.field("plot", str(picture))
     return 0
+
+
+def _written_files(options: argparse.Namespace, data: str, name: str, stem: str) -> tuple[Path, Path]:
+    """Return the files of a forecast and its plot, which must not be each other or the data."""
+    output = Path(options.output or f"{stem}-forecast.csv")
+    _check_replaceable(output)
+    picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
+    _check_replaceable(picture)
+    if picture.suffix not in (".svg", ".png"):
+        raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
+    if len({path.resolve() for path in (output, picture, Path(data))}) < 3:
+        raise InputError(f"the data {name}, the output {output} and the plot {picture} must be three files")
+    return output, picture
 
 
 def _check_replaceable(path: Path) -> None:
