@@ -482,19 +482,19 @@ def test_interrupt_ends_with_130(suite: str, row: str, tmp_path: Path, without_t
 
 
 PRESSES_CTRL_C = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('went on')\n"
+# A test run in the background of a shell ignores the signal, and its children would too.
+LISTENING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def interrupted(module: str, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """The command with Ctrl-C pressed while it imports the module."""
     (folder / f"{module}.py").write_text(PRESSES_CTRL_C)
     return subprocess.run(
-        command,
+        [sys.executable, "-c", LISTENING, *command],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])},
-        # A test run in the background of a shell ignores the signal, and its children would too.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         check=False,
     )
 

@@ -75,7 +75,7 @@ def test_the_result_does_not_depend_on_the_processes_and_is_saved(tmp_path: Path
     for field in dataclasses.fields(PanelModel):
         if field.name in ("point", "low", "high"):
             np.testing.assert_array_equal(getattr(loaded, field.name), getattr(one, field.name))
-        elif field.name != "networks":
+        elif field.name not in ("networks", "validation"):
             assert getattr(loaded, field.name) == getattr(one, field.name), field.name
     values = list(series.values())
     lengths = [len(y) for y in values]
@@ -215,7 +215,11 @@ def test_the_commands_train_and_forecast(
     write_table(Path("sales.csv"), series)
     assert main(["train", "series", "sales.csv", "--horizon", "6", "--threads", "1", "--output", "run"]) == 0
     assert "season    12 rows" in capsys.readouterr().out
-    assert sorted(path.name for path in Path("run").iterdir()) == ["forecast.csv", "model.safetensors"]
+    assert sorted(path.name for path in Path("run").iterdir()) == [
+        "forecast.csv",
+        "model.safetensors",
+        "report.html",
+    ]
     assert main(["forecast", "run", "sales.csv", "--output", "next.csv"]) == 0
     rows = list(csv.DictReader(Path("next.csv").read_text().splitlines()))
     assert len(rows) == 4 * 6

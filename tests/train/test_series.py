@@ -702,7 +702,7 @@ def test_any_metadata_of_a_model_forecast_or_are_refused(
     nn.save(forged, trained.model, metadata=metadata)
     with contextlib.suppress(InputError):
         forecaster = load_series_model(forged)
-        result = forecast(forecaster, read_table(weekly), data.draw(st.sampled_from([None, *USES])))
+        result = forecast(forecaster, read_table(weekly), data.draw(st.sampled_from([None, *LEARNED, *METHODS])))
         assert str(forecaster.verdict).isprintable()
         assert np.isfinite(result.columns[result.chart().y_label]).all()
 

@@ -143,18 +143,18 @@ def _settings() -> dict[str, Any]:
     }
 
 
-def _figure(charts: Sequence[Chart], width: int, height: int) -> Any:
+def _figure(charts: Sequence[Chart], width: int, height: int, *, legend: bool) -> Any:
     """Draw charts below each other; `width` and `height` of each in CSS pixels."""
     from matplotlib.figure import Figure
 
     figure = Figure((width / 96, height * len(charts) / 96), dpi=96, layout="constrained")
     axes = figure.subplots(len(charts), squeeze=False)[:, 0]
     for axis, chart in zip(axes, charts, strict=True):
-        _draw(axis, chart, narrow=width < 500)
+        _draw(axis, chart, narrow=width < 500, legend=legend)
     return figure
 
 
-def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
+def _draw(axis: Any, chart: Chart, *, narrow: bool, legend: bool) -> None:
     from matplotlib import dates, ticker
 
     letters = 34 if narrow else 90
@@ -202,7 +202,7 @@ def _draw(axis: Any, chart: Chart, *, narrow: bool) -> None:
         axis.xaxis.set_major_formatter(ticker.FuncFormatter(_thousands))
     if not chart.log_y:
         axis.yaxis.set_major_formatter(ticker.FuncFormatter(_thousands))
-    if len(chart.lines) + len(chart.bands) > 1:
+    if legend and len(chart.lines) + len(chart.bands) > 1:
         axis.legend(frameon=False, fontsize=8, ncols=2 if narrow else 4, loc="upper left", bbox_to_anchor=(0, 1.02))
         low, high = axis.get_ylim()
         if not chart.log_y:  # room for the legend
@@ -226,7 +226,7 @@ def _thousands(value: float, _: Any = None) -> str:
     return f"{value:.3g}"
 
 
-def _save(charts: Sequence[Chart], width: int, height: int, kind: str, **options: Any) -> bytes:
+def _save(charts: Sequence[Chart], width: int, height: int, kind: str, *, legend: bool = True, **options: Any) -> bytes:
     import warnings
 
     import matplotlib
@@ -235,13 +235,13 @@ def _save(charts: Sequence[Chart], width: int, height: int, kind: str, **options
     with matplotlib.rc_context(_settings()), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # fonts need not have every letter of a name
         warnings.filterwarnings("ignore", message=".*constrained_layout not applied")
-        _figure(charts, width, height).savefig(file, format=kind, **options)
+        _figure(charts, width, height, legend=legend).savefig(file, format=kind, **options)
     return file.getvalue()
 
 
-def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True) -> str:
+def svg(chart: Chart, width: int = 720, height: int = 360, *, standalone: bool = True, legend: bool = True) -> str:
     """Return a chart as SVG: a document, or an element whose colours are those of `STYLE` on the page."""
-    return _svg([chart], width, height, standalone=standalone)
+    return _svg([chart], width, height, standalone=standalone, legend=legend)
 
 
 def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) -> str:
@@ -249,14 +249,15 @@ def stacked_svg(charts: Sequence[Chart], width: int = 720, height: int = 360) ->
     return _svg(charts, width, height, standalone=True)
 
 
-def _svg(charts: Sequence[Chart], width: int, height: int, *, standalone: bool) -> str:
+def _svg(charts: Sequence[Chart], width: int, height: int, *, standalone: bool, legend: bool = True) -> str:
     import hashlib
 
     import matplotlib
 
     salt = hashlib.sha256(repr((width, height, [_key(chart) for chart in charts])).encode()).hexdigest()
     with matplotlib.rc_context({"svg.hashsalt": salt}):  # the same bytes each time; no two charts of a page share ids
-        text = _save(charts, width, height, "svg", metadata={"Date": None, "Creator": None}).decode()
+        metadata = {"Date": None, "Creator": None}
+        text = _save(charts, width, height, "svg", legend=legend, metadata=metadata).decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>\s*", "", text, count=1, flags=re.DOTALL)

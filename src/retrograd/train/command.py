@@ -33,7 +33,7 @@ from .progress import Progress, SilentProgress
 from .run import CHECKPOINT, FILES, Run, RunError, quoted, read_checkpoint
 from .series import USES, SeriesSettings, SeriesTask, forecast, load_series_model
 from .settings import InputError, Settings, shown
-from .table import Panel, check_libraries, read_table
+from .table import check_libraries, read_table
 from .task import Task
 from .text import Alphabet, TextSettings, TextTask, load_text_model, sample
 
@@ -110,7 +110,9 @@ def add_commands(commands: Any) -> None:
         "Writes a CSV file and a plot.",
     )
     forecast.add_argument("model", metavar="MODEL", help=f"the directory of a run, or its {MODEL}")
-    forecast.add_argument("data", metavar="DATA.csv", help="a table with the columns of the training data")
+    forecast.add_argument(
+        "data", metavar="DATA.csv", help="a table with the columns of the training data, or - for standard input"
+    )
     forecast.add_argument(
         "--output", metavar="FILE", help="the forecast (default: DATA-forecast.csv in the current directory)"
     )
@@ -182,57 +184,48 @@ def _train(options: argparse.Namespace) -> int:
             with Progress() as progress:
                 if options.resume is not None:
                     return _resume(options, given, files, ranks, progress)
-                if options.kind == SeriesTask.kind and files and files[0] != STANDARD_INPUT:
-                    read = settings(**given)
-                    assert isinstance(read, SeriesSettings)
-                    if (panel := read_panel(files[0], read)) is not None:
-                        return _fit_panel(options, panel, read, given, progress)
-                return _begin(options, settings(**given), files, ranks, progress)
+                return _begin(options, settings(**given), given, files, ranks, progress)
         except MemoryError:
             raise RunError("not enough memory; reduce --hidden, --layers or --batch") from None
 
 
-def _begin(options: argparse.Namespace, settings: Settings, files: list[str], ranks: Group, progress: Progress) -> int:
+def _begin(
+    options: argparse.Namespace,
+    settings: Settings,
+    given: dict[str, Any],
+    files: list[str],
+    ranks: Group,
+    progress: Progress,
+) -> int:
     if settings.shards is None:
         settings = dataclasses.replace(settings, shards=1 if launched_ranks() is None else _SHARDS)
     group = _shards_on(ranks, settings)
     with contextlib.ExitStack() as held:
         with _new_folder(options, files) as folder, with_standard_input(files, folder) as files:
             held.enter_context(_alone_in(folder))
+            if isinstance(settings, SeriesSettings) and files and (panel := read_panel(files[0], settings)) is not None:
+                if ranks.size > 1:
+                    raise InputError(f"{panel.name} is a panel, which one rank fits, on --threads processes")
+                train_panel(panel, settings, given, folder, progress, lambda: _remove_old(folder, files))
+                return 0
             _use_threads(settings)
             task = held.enter_context(contextlib.closing(options.make(settings, files, folder, group)))
-            for old in FILES:
-                if str(folder / old) in files:  # the standard input, just saved
-                    continue
-                try:
-                    (folder / old).unlink(missing_ok=True)
-                except OSError as error:
-                    raise InputError(f"{folder / old} cannot be replaced: {error.strerror}") from None
-            remove_parts(folder, FILES)
+            _remove_old(folder, files)
         files = [os.path.abspath(file) for file in files]
         ranks.broadcast((settings, files))
         return _run(Run(task, folder, files, progress))
 
 
-def _fit_panel(
-    options: argparse.Namespace, panel: Panel, settings: SeriesSettings, given: dict[str, Any], progress: Progress
-) -> int:
-    with _new_folder(options, [panel.name]) as folder, _alone_in(folder):
-        train_panel(panel, settings, given, folder, progress)
-    return 0
-
-
-def _forecast_panel(options: argparse.Namespace) -> int:
-    if options.use is not None or options.plot is not None:
-        raise InputError(f"--{'use' if options.use is not None else 'plot'} is for the model of a single table")
-    output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
-    _check_replaceable(output)
-    if output.resolve() == Path(options.data).resolve():
-        raise InputError(f"the data {options.data} and the output {output} must be two files")
-    changed = {name: value for name in ("gaps", "decimal") if (value := getattr(options, name)) is not None}
-    with Progress() as progress:
-        forecast_panel(options.model, options.data, changed, output, progress)
-    return 0
+def _remove_old(folder: Path, files: list[str]) -> None:
+    """Remove the files of an earlier run, but not the standard input, which was just saved."""
+    for old in (*FILES, FORECAST):
+        if str(folder / old) in files:
+            continue
+        try:
+            (folder / old).unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder / old} cannot be replaced: {error.strerror}") from None
+    remove_parts(folder, (*FILES, FORECAST))
 
 
 def _resume(
@@ -433,24 +426,35 @@ def _prompt(given: str, alphabet: Alphabet) -> str:
 
 def _forecast(options: argparse.Namespace) -> int:
     check_libraries()
+    if options.data != STANDARD_INPUT:
+        return _forecast_file(options, options.data)
+    with tempfile.TemporaryDirectory() as folder, with_standard_input([STANDARD_INPUT], Path(folder)) as (saved,):
+        return _forecast_file(options, saved)
+
+
+def _forecast_file(options: argparse.Namespace, data: str) -> int:
+    """Forecast a table; `data` is the file, or the copy of the standard input."""
+    name, stem = options.data, Path(options.data).stem
+    if name == STANDARD_INPUT:
+        name, stem = "standard input", "stdin"
     if is_panel_model(options.model):
-        return _forecast_panel(options)
+        if options.use is not None:
+            raise InputError("--use is for the model of a single table: a panel keeps its combination, not the methods")
+        output, picture = _written_files(options, data, name, stem)
+        changed = {key: value for key in ("gaps", "decimal") if (value := getattr(options, key)) is not None}
+        with Progress() as progress:
+            forecast_panel(options.model, data, name, changed, output, picture if options.plot else None, progress)
+        return 0
     forecaster = load_series_model(options.model)
     settings = forecaster.settings
     table = read_table(
-        options.data,
+        data,
         gaps=options.gaps or settings.gaps,
         decimal=options.decimal or settings.decimal,
         time=settings.time,
+        name=name,
     )
-    output = Path(options.output or f"{Path(options.data).stem}-forecast.csv")
-    _check_replaceable(output)
-    picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
-    _check_replaceable(picture)
-    if picture.suffix not in (".svg", ".png"):
-        raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
-    if len({path.resolve() for path in (output, picture, Path(options.data))}) < 3:
-        raise InputError(f"the data {options.data}, the output {output} and the plot {picture} must be three files")
+    output, picture = _written_files(options, data, name, stem)
     result = forecast(forecaster, table, options.use)
     charts = [result.chart(target) for target in result.columns]
     drawn = png(charts) if picture.suffix == ".png" else stacked_svg(charts).encode()
@@ -470,6 +474,19 @@ def _forecast(options: argparse.Namespace) -> int:
         progress.field("forecast", str(output))
         progress.field("plot", str(picture))
     return 0
+
+
+def _written_files(options: argparse.Namespace, data: str, name: str, stem: str) -> tuple[Path, Path]:
+    """Return the files of a forecast and its plot, which must not be each other or the data."""
+    output = Path(options.output or f"{stem}-forecast.csv")
+    _check_replaceable(output)
+    picture = Path(options.plot) if options.plot else output.with_suffix(".svg")
+    _check_replaceable(picture)
+    if picture.suffix not in (".svg", ".png"):
+        raise InputError(f"--plot {picture}: a picture ends in .svg or .png")
+    if len({path.resolve() for path in (output, picture, Path(data))}) < 3:
+        raise InputError(f"the data {name}, the output {output} and the plot {picture} must be three files")
+    return output, picture
 
 
 def _check_replaceable(path: Path) -> None:

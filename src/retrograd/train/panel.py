@@ -35,10 +35,12 @@ _UPDATES: Final = (60, 200, 600)
 _UPDATES_OF_LONG: Final = (200, 600, 1800)
 _SEEDS: Final = 2  # networks in validation
 _MEMBERS: Final = 4  # networks in the result
-_ROUNDS: Final = 40  # of the choice of weights
-_NAMES: Final = {
-    "ets": "AutoETS", "ces": "AutoCES", "theta": "theta", "arima": "AutoARIMA", "naive": "naive",
-    "seasonal": "seasonal naive", _NETWORK: "network",
+_POWER: Final = 4  # of the errors: a method with half the error of another weighs 16 times as much
+_LEAST_WEIGHT: Final = 0.01
+_VALIDATING: Final = 0.6  # of a time limit; the rest is for the fit to all values
+NAMES: Final = {
+    "ets": "AutoETS", "ces": "AutoCES", "theta": "dynamic theta", "optimized_theta": "optimized theta",
+    "arima": "AutoARIMA", "naive": "naive", "seasonal": "seasonal naive", _NETWORK: "network",
 }  # fmt: skip
 
 
@@ -70,6 +72,8 @@ class PanelModel:
     shape: Shape | None
     networks: tuple[Network, ...] = field(default=(), repr=False)
     reading: dict[str, Any] = field(default_factory=dict)  # how the command read the table
+    # Not saved: the combination's forecasts [series, horizon] of the last values, NaN for series that are too short.
+    validation: Array | None = field(default=None, repr=False)
 
     def forecast(self, horizon: int | None = None) -> dict[str, PanelForecast]:
         """Return the forecasts after the ends of the series, by their names."""
@@ -108,7 +112,8 @@ class PanelModel:
 
 
 _ARRAYS: Final = ("point", "low", "high")
-_RECORDED: Final = tuple(f.name for f in dataclasses.fields(PanelModel) if f.name not in (*_ARRAYS, "networks"))
+_APART: Final = (*_ARRAYS, "networks", "validation")
+_RECORDED: Final = tuple(f.name for f in dataclasses.fields(PanelModel) if f.name not in _APART)
 
 
 class _Saved(nn.Module):
@@ -154,13 +159,13 @@ def fit_panel(
     season if the series have four weeks. The bits of the result depend on `seed`, not on `processes`; more than one
     need the main guard of :mod:`multiprocessing`. With a `time_limit`, in seconds, what has not begun by then is left
     out, and the notes say so. `levels` are the quantiles of the band. `methods` are those of statsforecast to use:
-    "ets", "ces", "theta", "arima"; by default all that take little time, or none if it is not installed. `progress` is
-    called with what is being done, and how many of how many parts are done.
+    "ets", "ces", "theta", "optimized_theta", "arima"; by default all that take little time, or none if it is not
+    installed. `progress` is called with what is being done, and how many of how many parts are done.
     """
     begun = time.monotonic()
-    deadline = math.inf if time_limit is None else begun + time_limit
+    deadlines = (math.inf, math.inf) if time_limit is None else (begun + _VALIDATING * time_limit, begun + time_limit)
     names, values = _checked(series, horizon, season, processes, levels)
-    fit = _Fit(names, values, horizon, season, seed, processes, deadline, progress or (lambda *_: None))
+    fit = _Fit(names, values, horizon, season, seed, processes, deadlines, progress or (lambda *_: None))
     fit.methods = _chosen_methods(methods, season)
     if not fit.validated:
         longest, needed = max(fit.lengths), fit.cuts[0] + fit.least
@@ -260,11 +265,11 @@ class _Fit:
         season: int,
         seed: int,
         processes: int,
-        deadline: float,
+        deadlines: tuple[float, float],  # of validation, and of the fit to all values
         progress: Callable[[str, int, int], None],
     ) -> None:
         self.names, self.series, self.horizon, self.season = names, series, horizon, season
-        self.seed, self.processes, self.deadline, self.progress = seed, processes, deadline, progress
+        self.seed, self.processes, self.deadlines, self.progress = seed, processes, deadlines, progress
         self.methods: tuple[str, ...] = ()
         self.notes: list[str] = []
         self.lengths = [len(y) for y in series]
@@ -287,7 +292,8 @@ class _Fit:
         ]
 
     def run(self, what: str, jobs: Sequence[Job]) -> list[Any]:
-        return run(jobs, self.series, self.processes, self.deadline, lambda done: self.progress(what, done, len(jobs)))
+        deadline = self.deadlines[what != "validation"]
+        return run(jobs, self.series, self.processes, deadline, lambda done: self.progress(what, done, len(jobs)))
 
     def joined(self, jobs: Sequence[Job], results: Sequence[Any], cuts: Sequence[int]) -> dict[str, Array]:
         """The forecasts of the methods [cuts, series, horizon]; a method that has not finished is left out."""
@@ -299,7 +305,7 @@ class _Fit:
             rows = found.setdefault(job.key, np.full((len(cuts), len(self.series), self.horizon), np.nan))
             rows[:, list(job.ids)] = result[0]
         if missing:
-            self.notes.append(f"The time limit left out {', '.join(_NAMES[key] for key in sorted(missing))}.")
+            self.notes.append(f"The time limit left out {', '.join(NAMES[key] for key in sorted(missing))}.")
         plain = found["naive"]
         return {key: np.where(np.isfinite(rows), rows, plain) for key, rows in found.items()}
 
@@ -358,24 +364,12 @@ class _Fit:
         return {**predicted, _NETWORK: best[2]}, best[1]
 
     def weigh(self, predicted: Mapping[str, Array]) -> dict[str, float]:
-        """Add, one by one, the method that lowers the error of the mean most; a method may be added repeatedly."""
-        counts = dict.fromkeys(predicted, 0)
-        total: Array = np.zeros(1)
-        best_score, best = math.inf, dict(counts)
-        for number in range(1, _ROUNDS + 1):
-            scores = {key: self.score((total + rows) / number) for key, rows in predicted.items()}
-            key = min(scores, key=lambda name: scores[name])
-            total, counts[key] = total + predicted[key], counts[key] + 1
-            if scores[key] < best_score:
-                best_score, best = scores[key], dict(counts)
-        chosen = {key: count / sum(best.values()) for key, count in best.items() if count}
-        # With few series the choice may be chance: then it is a mean of what beats the naive forecasts.
-        basis = min(self.score(predicted[key]) for key in ("naive", "seasonal") if key in predicted)
-        good = [key for key, rows in predicted.items() if self.score(rows) < basis] or list(chosen)
-        share = len(self.validated) * len(self.cuts) / (len(self.validated) * len(self.cuts) + 20)
-        mixed = {key: share * chosen.get(key, 0.0) + (1 - share) * (key in good) / len(good) for key in predicted}
-        kept = {key: weight for key, weight in mixed.items() if weight >= 0.02}
-        return {key: weight / sum(kept.values()) for key, weight in sorted(kept.items(), key=lambda item: -item[1])}
+        """Weigh all methods by their errors, the mean of all series: which one is best may be chance."""
+        raw = {key: max(self.score(rows), 1e-6) ** -_POWER for key, rows in predicted.items()}
+        total = sum(raw.values())
+        kept = {key: weight for key, weight in raw.items() if weight >= _LEAST_WEIGHT * total}
+        total = sum(kept.values())
+        return {key: weight / total for key, weight in sorted(kept.items(), key=lambda item: -item[1])}
 
     # ---- the result --------------------------------------------------------------------------------------------------
 
@@ -396,6 +390,7 @@ class _Fit:
         return PanelModel(
             self.names, self.horizon, self.season, levels, weights, errors, coverage, point, *ends, verdict,
             tuple(self.notes), digest_of(dict(zip(self.names, self.series, strict=True))), shape, networks,
+            validation=predicted["combined"][-1],
         )  # fmt: skip
 
     def all_losses(self, predicted: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -424,13 +419,14 @@ class _Fit:
     def verdict(self, weights: Mapping[str, float], predicted: Mapping[str, Array]) -> str:
         plain = min((key for key in ("naive", "seasonal") if key in predicted), key=lambda k: self.score(predicted[k]))
         gain = 1 - self.score(predicted["combined"]) / self.score(predicted[plain])
-        parts = ", ".join(f"{100 * weight:.0f} % {_NAMES[key]}" for key, weight in weights.items())
+        parts = ", ".join(f"{100 * weight:.0f} % {NAMES[key]}" for key, weight in weights.items())
         count, last = len(self.validated), len(self.cuts) * self.horizon
         where = f"on the last {last} values of {count:,} series"
         if list(weights) == [plain] or gain < 0.005:
-            return f"Nothing beats the {_NAMES[plain]} forecast {where}: the forecast is {parts}."
+            return f"Nothing beats the {NAMES[plain]} forecast {where}: the forecast is {parts}."
         return (
-            f"Validated {where}, the forecast ({parts}) has an error {100 * gain:.0f} % below the {_NAMES[plain]} one."
+            f"In validation {where}, the error is {100 * gain:.0f} % below that of the {NAMES[plain]} forecast. "
+            f"The forecast is {parts}."
         )
 
     def refit(

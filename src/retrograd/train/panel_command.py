@@ -8,19 +8,22 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from .._files import write_whole
+from .chart import png, stacked_svg
 from .files import MODEL, check_data
 from .forecaster import SeriesSettings
 from .panel import KIND, PanelForecast, PanelModel, digest_of, fit_panel
 from .panel_model import Array
+from .panel_report import charts, methods, sections
 from .progress import Progress, clock, count
-from .run import RunError
+from .report import page, plain
+from .run import REPORT, RunError
 from .season import find_season
 from .settings import InputError
 from .table import Panel, read_data
@@ -33,14 +36,19 @@ FORECAST: Final = "forecast.csv"
 _SETTINGS: Final = frozenset(
     {"target", "horizon", "season", "gaps", "decimal", "time", "id", "seed", "threads", "time_limit"}
 )
-_COLUMN: Final = b"unique_id"
+_COLUMN: Final = "unique_id"
 _LOOKED_AT: Final = 40  # series, of which the season is the most common one
 
 
 def train_panel(
-    panel: Panel, settings: SeriesSettings, given: Collection[str], folder: Path, progress: Progress
+    panel: Panel,
+    settings: SeriesSettings,
+    given: Collection[str],
+    folder: Path,
+    progress: Progress,
+    before_writing: Callable[[], None] = lambda: None,
 ) -> None:
-    """Fit the series of a panel, and write the model and its forecasts into a directory."""
+    """Fit the series of a panel, and write the model, its forecasts and the report into a directory."""
     for name in given:
         if name not in _SETTINGS:
             raise InputError(
@@ -83,30 +91,39 @@ def train_panel(
         "identity": settings.id,
     }
     model = dataclasses.replace(model, reading=reading)
-    _write(folder / FORECAST, csv_text(panel, model.forecast()))
+    before_writing()
+    _write(folder / FORECAST, csv_text(panel, model.forecast()).encode())
     try:
         model.save(folder / MODEL)
     except OSError as error:
         raise RunError(f"{folder / MODEL} could not be written: {error.strerror or error}") from None
+    took = clock(time.monotonic() - begun)
+    summary = (
+        f"{counted(len(lengths), 'series').removesuffix('s')} of {min(lengths):,} to {max(lengths):,} rows, "
+        f"{counted(horizon, 'row')} ahead; fitted in {took}."
+    )
+    title = "Forecasts of a panel, made with retrograd"
+    parts = sections(panel, model, settings, processes, summary)
+    _write(folder / REPORT, page(title, str(folder), parts).encode("utf-8", "replace"))
     progress.say()
     progress.prose(model.verdict)
     for note in model.notes:
         progress.prose(note)
     progress.say()
-    for name, (smape, mase) in sorted(model.errors.items(), key=lambda item: item[1][1]):
-        progress.row(f"{name:<10} sMAPE {smape:6.2f} %  MASE {mase:6.3f}")
+    progress.say(plain(methods(model)).rstrip("\n"))
     progress.say()
-    progress.field("time", clock(time.monotonic() - begun))
+    progress.field("time", took)
     progress.field("model", str(folder / MODEL))
     progress.field("forecast", str(folder / FORECAST))
+    progress.field("report", str(folder / REPORT))
 
 
 def read_panel(path: str, settings: SeriesSettings) -> Panel | None:
     """Read a file if it is a panel; of other files, only look for its column."""
     check_data(path)
-    if settings.id is None and Path(path).suffix.lower() not in (".xlsx", ".xls"):  # they are compressed
+    if settings.id is None:
         try:
-            if _COLUMN not in Path(path).read_bytes():
+            if not _may_be_long(Path(path)):
                 return None
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from None
@@ -119,6 +136,13 @@ def read_panel(path: str, settings: SeriesSettings) -> Panel | None:
         target=settings.target,
     )
     return found if isinstance(found, Panel) else None
+
+
+def _may_be_long(path: Path) -> bool:
+    """Whether a file may have the column of a panel: its name is there, or the file is compressed, as Excel's are."""
+    content = path.read_bytes()
+    compressed = content[:4] == b"PK\x03\x04" or path.suffix.lower() in (".xlsx", ".xls")
+    return compressed or any(_COLUMN.encode(kind) in content for kind in ("utf-8", "utf-16-le", "utf-16-be"))
 
 
 def find_panel_season(panel: Panel) -> int:
@@ -145,20 +169,28 @@ def is_panel_model(path: str) -> bool:
         return False  # reading it as another kind says what is wrong
 
 
-def forecast_panel(path: str, data: str, changed: dict[str, Any], output: Path, progress: Progress) -> None:
-    """Write the forecasts of a panel's model for the table that it was trained on."""
+def forecast_panel(
+    path: str, data: str, name: str, changed: dict[str, Any], output: Path, picture: Path | None, progress: Progress
+) -> None:
+    """Write the forecasts of a panel's model for the table that it was trained on; `name` is that of the data."""
     model = PanelModel.load(path)
-    panel = read_data(data, **{**model.reading, **changed})
+    panel = read_data(data, **{**model.reading, **changed}, name=name)
     if not isinstance(panel, Panel):
-        raise InputError(f"{data} has one row per time, but {path} is a model of a panel, a column 'unique_id'")
+        raise InputError(f"{name} has one row per time, but {path} is a model of a panel, a column 'unique_id'")
     if digest_of(panel.series) != model.digest:
         raise InputError(
-            f"{data} is not the panel that {path} was trained on: its parameters belong to those series and rows. "
-            f"Train again: retrograd train series {data}"
+            f"{name} is not the panel that {path} was trained on: its parameters belong to those series and rows. "
+            f"Train again with retrograd train series"
         )
-    _write(output, csv_text(panel, model.forecast()))
+    _write(output, csv_text(panel, model.forecast()).encode())
+    if picture is not None:
+        drawn = charts(panel, model)
+        _write(picture, png(drawn) if picture.suffix == ".png" else stacked_svg(drawn).encode())
     progress.prose(model.verdict)
     progress.field("forecast", str(output))
+    if picture is not None:
+        shown = "" if len(drawn) == len(panel.series) else f" (the first {len(drawn)} series)"
+        progress.field("plot", f"{picture}{shown}")
 
 
 def csv_text(panel: Panel, forecasts: dict[str, PanelForecast]) -> str:
@@ -173,8 +205,8 @@ def csv_text(panel: Panel, forecasts: dict[str, PanelForecast]) -> str:
     return text.getvalue()
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, content: bytes) -> None:
     try:
-        write_whole(path, text.encode())
+        write_whole(path, content)
     except OSError as error:
         raise RunError(f"{path} could not be written: {error.strerror or error}") from None

@@ -36,7 +36,8 @@ METHODS: Final = {
     "ets": Method("AutoETS", 500, 12),
     "ces": Method("AutoCES", 1500),
     "theta": Method("DynamicOptimizedTheta", 500),
-    "arima": Method("AutoARIMA", 120, 1),
+    "optimized_theta": Method("OptimizedTheta", 500),
+    "arima": Method("AutoARIMA", 120, 4),
 }
 _PLAIN: Final = ("naive", "seasonal")  # without a library
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .._printing import cells, one_line, terminal_width, visible, wrapped
 from .chart import STYLE, Chart, drawable, svg
 
-__all__ = ["Block", "Prose", "Sample", "Section", "Table", "page", "plain"]
+__all__ = ["Block", "Grid", "Prose", "Sample", "Section", "Table", "page", "plain"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,15 @@ class Table:
             raise ValueError(f"Table: highlight is row {self.highlight}, but there are {len(self.rows)} rows")
 
 
-Block = Prose | Sample | Table | Chart
+@dataclass(frozen=True)
+class Grid:
+    """Small charts of the same lines and bands, beside each other where there is room, under one legend."""
+
+    title: str
+    charts: Sequence[Chart]
+
+
+Block = Prose | Sample | Table | Chart | Grid
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,13 @@ td.number { white-space: nowrap; }
 .best > * { background: var(--mark); font-weight: 600; }
 .best > :first-child { box-shadow: inset 3px 0 var(--accent); }
 figure .narrow { display: none; }
+figcaption { font-weight: 600; padding: 0 8px; }
+.legend { display: flex; flex-wrap: wrap; gap: 0 1.2rem; color: var(--muted); font-weight: 400; font-size: 0.9rem; }
+.legend span { white-space: nowrap; }
+.key { display: inline-block; width: 1.4rem; margin-right: 0.4rem; vertical-align: middle; border-top: 2px solid; }
+.key.dashed { border-top-style: dashed; }
+.key.band { height: 0.7rem; border: 0; background: currentColor; opacity: 0.3; }
+.grid { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem; margin-top: 0.6rem; }
 @media screen and (max-width: 36rem) {
   header, main { padding-left: 0.5rem; padding-right: 0.5rem; }
   header { padding: 1.5rem 1rem 1rem; }
@@ -134,6 +149,7 @@ figure .narrow { display: none; }
   section { padding: 1rem 0.75rem; border-radius: 10px; }
   figure .wide { display: none; }
   figure .narrow { display: block; }
+  .grid { grid-template-columns: minmax(0, 1fr); }
   th, td { padding: 0.35rem 0.6rem 0.35rem 0.4rem; }
   .number { padding: 0.35rem 0.4rem 0.35rem 0.6rem; }
 }
@@ -147,7 +163,9 @@ figure .narrow { display: none; }
   main > section:first-child > h2 + p { font-size: 1.2rem; font-weight: 600; line-height: 1.4; }
 section > figure { margin-left: 0; margin-right: 0; }
   figure, tr { break-inside: avoid; }
-  .best > *, .sample { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
+  figure:has(.grid) { break-inside: auto; }
+  .grid > * { break-inside: avoid; }
+  .key, .best > *, .sample { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   .scroll { overflow: visible; }
 }
 """
@@ -200,6 +218,8 @@ def _section(section: Section) -> Iterator[str]:
             yield f'<pre class="sample" dir="auto">\n{_escape(visible(block.text))}</pre>'
         elif isinstance(block, Table):
             yield from _table(block)
+        elif isinstance(block, Grid):
+            yield from _grid(block)
         elif not drawable():
             yield f"<p>{_escape(block.title)}: charts need matplotlib (pip install 'retrograd[plot]').</p>"
         else:
@@ -210,6 +230,22 @@ def _section(section: Section) -> Iterator[str]:
             yield svg(block, 340, 310, standalone=False)
             yield "</div></figure>"
     yield "</section>"
+
+
+def _grid(grid: Grid) -> Iterator[str]:
+    if not drawable():
+        yield f"<p>{_escape(one_line(grid.title))}: charts need matplotlib (pip install 'retrograd[plot]').</p>"
+        return
+    yield f'<figure><figcaption><div dir="auto">{_escape(one_line(grid.title))}</div><div class="legend">'
+    chart = grid.charts[0]
+    keys: list[tuple[str, int, str]] = [(line.label, number, line.style) for number, line in enumerate(chart.lines)]
+    keys += [(band.label, band.line % len(chart.lines), "band") for band in chart.bands]
+    for label, number, look in keys:
+        yield f'<span><i class="key {look}" style="color: var(--rg-line{number})"></i>{_escape(one_line(label))}</span>'
+    yield '</div></figcaption><div class="grid">'
+    for chart in grid.charts:
+        yield f"<div>{svg(chart, 360, 230, standalone=False, legend=False)}</div>"
+    yield "</div></figure>"
 
 
 def _paragraphs(prose: Prose) -> list[str]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from .dates import TIME_NAMES, Column, Step, Times, find_times, has_dates
 from .files import check_data
 from .settings import InputError
-from .words import counted, listed, some
+from .words import counted, listed, named, some
 
 __all__ = ["Panel", "Step", "Table", "Times", "check_libraries", "read_data", "read_table"]
 
@@ -94,9 +94,10 @@ def read_table(
     decimal: str = "auto",
     time: str | None = None,
     identity: str | None = None,
+    name: str | None = None,
 ) -> Table:
     """Read a table with a row for each time. With `gaps` "interpolate", missing values are interpolated linearly."""
-    found = read_data(path, gaps=gaps, decimal=decimal, time=time, identity=identity)
+    found = read_data(path, gaps=gaps, decimal=decimal, time=time, identity=identity, name=name)
     if isinstance(found, Panel):
         raise InputError(f"{found.name} has {len(found.series):,} series (column {found.id_column!r}), not one")
     return found
@@ -110,13 +111,15 @@ def read_data(
     time: str | None = None,
     identity: str | None = None,
     target: str | None = None,
+    name: str | None = None,
 ) -> Table | Panel:
     """Read a table with a row for each time, or a long table with a row for each series and time (a panel).
 
     `time`, `identity` and `target` are the names of columns. A table with a column `unique_id` is a panel, as is one
-    for which `identity` is given; its values are in the column `target`, by default `y`.
+    for which `identity` is given; its values are in the column `target`, by default `y`. `name` stands for the path in
+    messages.
     """
-    name = os.fspath(path)
+    name = name or os.fspath(path)
     check_data(path)
     check_libraries()
     notes: list[str] = []
@@ -132,7 +135,7 @@ def read_data(
     if identity is None and "unique_id" in sheet.names:
         identity = "unique_id"
     if identity is None:
-        columns, times = _read_rows(name, sheet, gaps, decimal, time, notes)
+        columns, times, _ = _read_rows(name, sheet, gaps, decimal, time, notes)
         return Table(name, columns, times, tuple(notes), digest)
     target = target or ("y" if "y" in sheet.names else None)
     if target is None or target not in sheet.names:
@@ -140,16 +143,42 @@ def read_data(
             f"{name} has {'no column y' if target is None else f'no column {target!r}'} with the values of the series; "
             f"--target names it: {listed(sheet.names)}"
         )
+    series, times_of = _read_series(name, sheet, gaps, decimal, time, identity, target, notes)
+    if len(notes) > 12:
+        notes[10:] = [f"... and {len(notes) - 10} more notes like these."]
+    return Panel(name, identity, target, series, times_of, tuple(notes), digest)
+
+
+def _read_series(
+    name: str,
+    sheet: Sheet,
+    gaps: str,
+    decimal: str,
+    time: str | None,
+    identity: str,
+    target: str,
+    notes: list[str],
+) -> tuple[dict[str, Array], dict[str, Times]]:
+    """Return the values and the times of the series of a panel."""
+    for what, other in (("--target", target), ("--time", time)):
+        if other == identity:
+            raise InputError(f"{what}: column {identity!r} of {name} names the series")
     at = sheet.names.index(identity)
     rows: dict[str, list[int]] = {}
     for row, cells in enumerate(sheet.cells):
+        if not cells[at]:
+            raise InputError(f"{name}: line {sheet.lines[row]}, column {identity!r}: the name of the series is missing")
         rows.setdefault(cells[at], []).append(row)
-    time = time or ("ds" if "ds" in sheet.names else None)
-    keep = [i for i, column in enumerate(sheet.names) if column != identity and column in (target, time)]
-    if time is None:
-        others = [column for column in sheet.names if column not in (identity, target)]
-        keep = [i for i, column in enumerate(sheet.names) if column == target or column in others]
-    values, all_times = {}, {}
+    known = time or ("ds" if "ds" in sheet.names else None)
+    others = [i for i, column in enumerate(sheet.names) if column not in (identity, target, known)]
+    if known is not None:
+        _leave_out(name, sheet, others, target, notes)
+        cells = [row[sheet.names.index(known)] for row in sheet.cells]
+        if time is not None or not all(map(str.isdecimal, cells)) or min(map(len, cells)) > 3:
+            time = known  # of dates; short numbers count the rows
+    keep = [i for i in range(len(sheet.names)) if i != at and (known is None or i not in others)]
+    values: dict[str, Array] = {}
+    all_times: dict[str, Times] = {}
     for key, chosen in rows.items():
         part = Sheet(
             [sheet.names[i] for i in keep],
@@ -158,20 +187,43 @@ def read_data(
             sheet.delimiter,
         )
         own: list[str] = []
-        found, all_times[key] = _read_rows(name, part, gaps, decimal, time, own)
+        try:
+            found, all_times[key], used = _read_rows(name, part, gaps, decimal, time, own)
+        except InputError as error:
+            raise InputError(f"{error} (series {key!r})") from None
+        if not values and known is None:  # the first series shows which columns are the time
+            _leave_out(name, sheet, [i for i in others if sheet.names[i] not in used], target, notes)
+            keep = [i for i in keep if sheet.names[i] in (target, *used)]
+            own = [note for note in own if not note.startswith("Column ")]
         if target not in found:
             raise InputError(f"{name}: column {target!r} of the series {key!r} has no numbers")
         values[key] = found[target]
-        notes += (f"{key}: {note}" for note in own if note not in notes)
-    if len(notes) > 12:
-        notes[10:] = [f"... and {len(notes) - 10} more notes like these."]
-    return Panel(name, identity, target, values, all_times, tuple(notes), digest)
+        notes += (f"{key}: {note}" for note in own)
+    return values, all_times
+
+
+def _leave_out(name: str, sheet: Sheet, columns: Sequence[int], target: str, notes: list[str]) -> None:
+    """Note the columns of text, which a panel does not use. Refuse those of numbers, which may be meant to be used."""
+    texts: list[str] = []
+    numbers: list[str] = []
+    for i in columns:
+        cells = [row[i] for row in sheet.cells if row[i].lower() not in _GAPS]
+        numeric = bool(cells) and all(map(_DECORATED.fullmatch, cells))
+        (numbers if numeric else texts).append(sheet.names[i])
+    if numbers:
+        raise InputError(
+            f"{name}: a panel forecasts one column, {target!r}, from its own values, and does not use "
+            f"{named('column', numbers)} of numbers: take {'it' if len(numbers) == 1 else 'them'} out of the table, or "
+            "name the column to forecast with --target"
+        )
+    if texts:
+        notes.append(f"{named('Column', texts)} {'is' if len(texts) == 1 else 'are'} not of numbers and left out.")
 
 
 def _read_rows(
     name: str, sheet: Sheet, gaps: str, decimal: str, time: str | None, notes: list[str]
-) -> tuple[dict[str, Array], Times]:
-    """Return the columns of numbers and the times of rows."""
+) -> tuple[dict[str, Array], Times, tuple[str, ...]]:
+    """Return the columns of numbers, the times of rows, and the columns that these were read from."""
     if len(sheet.cells) < 2:
         what = "a header and no rows" if not sheet.cells else "1 row of data"
         raise InputError(f"{name} has {what}; a series needs at least 2")
@@ -189,7 +241,10 @@ def _read_rows(
     if not columns:
         why = "".join(f" {note}" for note in notes)
         raise InputError(f"{name} has no column of numbers; its columns are {listed(sheet.names)}.{why}")
-    return columns, times or _index(columns, notes)
+    if times is None:
+        times = _index(columns, notes)
+        used = (times.column,)
+    return columns, times, used
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
