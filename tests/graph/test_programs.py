@@ -231,7 +231,9 @@ def test_lengths_out_of_range() -> None:
     words, lengths, tags = model.batch(0)
     before = [v.tobytes() for v in model.values()]
     for wrong in (-1, 8):
-        with pytest.raises(IndexError, match=r"below 8.*no variable was changed"):
+        with pytest.raises(
+            IndexError, match=rf"a length is {wrong}, must be from 0 to 7, the steps of x.*no variable was changed"
+        ):
             program(words, [wrong, *lengths[1:]], tags)
         assert [v.tobytes() for v in model.values()] == before
     reference = tagger()

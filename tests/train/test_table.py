@@ -6,6 +6,8 @@ import csv
 import io
 import itertools
 import os
+import sys
+import zipfile
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
@@ -484,3 +486,20 @@ def test_a_long_table_is_a_panel(file: Path) -> None:
     assert list(named.series) == ["b", "a"]
     with pytest.raises(InputError, match="has no column y with the values of the series; --target names it"):
         read_data(file, identity="shop")
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.parquet", "pyarrow"), ("a.xlsx", "openpyxl")])
+def test_a_format_whose_library_is_missing(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("pyarrow", "fastparquet", "openpyxl"):
+        monkeypatch.setitem(sys.modules, library, None)
+    path = tmp_path / name
+    with zipfile.ZipFile(path, "w") as book:
+        book.writestr("xl/workbook.xml", "")
+    if package == "pyarrow":
+        path.write_bytes(b"PAR1")
+    with pytest.raises(InputError) as raised:
+        read_table(path)
+    suffix = path.suffix
+    assert str(raised.value).endswith(f"{name}: {suffix} files need {package}: pip install 'retrograd[series]'")

@@ -13,9 +13,9 @@ import inspect
 import logging
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from ..ops._errors import ArgumentError, Names
 
@@ -94,6 +94,21 @@ def last_error() -> str | None:
     return _last.message
 
 
+def _check_arguments(
+    function: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Raise TypeError, as Python would, for arguments that are missing, unknown or too many: a bug of the program."""
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        said, parameters = str(error), signature.parameters
+        with contextlib.suppress(TypeError):  # of those that are unknown or too many
+            bound = signature.bind_partial(*args, **kwargs).arguments
+            absent = [name for name, one in parameters.items() if name not in bound and one.default is one.empty]
+            said = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
+        raise TypeError(f"{function}: {said}; it takes {', '.join(parameters)}") from None
+
+
 def status(
     failure: _F, *, name: str | None = None, rename: Rename | None = None, clears: bool = True
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R | _F]]:
@@ -116,7 +131,7 @@ def status(
                 log, message = _logger.info, f"{apples}: {error}"
             except _REFUSALS as error:
                 if isinstance(error, TypeError):
-                    signature.bind(*args, **kwargs)  # raises the usual TypeError for a wrong number of arguments
+                    _check_arguments(apples, signature, args, kwargs)
                 refusal = with_apples_names(error, rename)
                 log, message = _logger.error, f"{apples}: {refusal}"
                 if refusal.code is not None:

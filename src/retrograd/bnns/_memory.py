@@ -104,7 +104,8 @@ def data_type_of(dtype: DType) -> int:
             return code
     if dtype.name == "bfloat16":
         return c.BNNSDataTypeBFloat16
-    raise ValueError(f"there is no BNNSDataType for elements of type {dtype}")
+    hint = "; BNNS computes in float32: pass array.astype(np.float32)" if dtype == np.float64 else ""
+    raise ValueError(f"there is no BNNSDataType for elements of type {dtype}{hint}")
 
 
 def as_integer(name: str, value: object) -> int:

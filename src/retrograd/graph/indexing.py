@@ -56,7 +56,7 @@ def _take(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> No
     (x, indices), (y,) = inputs, results
     outer, count, inner = around(x.shape, axis)
     source, target = x.reshape(outer, count, inner), y.reshape(outer, indices.size, inner)
-    refuse_index(_core.gather(x.dtype.itemsize, source, indices.reshape(-1), target, False, 0))
+    refuse_index(_core.gather(x.dtype.itemsize, source, indices.reshape(-1), target, False, 0), indices, count)
 
 
 def _take_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -161,7 +161,7 @@ def _along_shapes(x: Spec, indices: Spec, *, axis: int) -> Sequence[Spec]:
 def _take_along(inputs: Sequence[Array], results: Sequence[Array], *, axis: int) -> None:
     (x, indices), (y,) = inputs, results
     source, places, target = (a.reshape(around(a.shape, axis)) for a in (x, indices, y))
-    refuse_index(_core.gather_along(x.dtype.itemsize, source, places, target, False, 0))
+    refuse_index(_core.gather_along(x.dtype.itemsize, source, places, target, False, 0), places, x.shape[axis])
 
 
 def _along_gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:

@@ -101,3 +101,4 @@ class Operation:
 
 
 OPERATIONS: Final[dict[str, Operation]] = {}
+SLOTS: Final = "lstm_slots"  # whose indices are lengths

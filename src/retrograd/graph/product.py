@@ -15,20 +15,21 @@ from .shaping import broadcast_to, reshape, swapaxes
 from .tensor import Node, Operand, Tensor, apply, apply_one, fail
 
 
-def _floats(*specs: Spec | None) -> None:
-    present = [spec for spec in specs if spec is not None]
-    for spec in present:
-        if spec.dtype.kind != "f":
-            raise TypeError(f"an operand has dtype {spec.dtype}, must be float32 or float64; convert it with .astype")
-        if spec.dtype != present[0].dtype:
-            raise TypeError(f"operands have dtypes {present[0].dtype} and {spec.dtype}; convert one with .astype")
+def _floats(**specs: Spec | None) -> None:
+    present = [(name, spec.dtype) for name, spec in specs.items() if spec is not None]
+    first, wanted = present[0]
+    for name, dtype in present:
+        if dtype.kind != "f":
+            raise TypeError(f"{name} has dtype {dtype}, must be float32 or float64; convert it with .astype")
+        if dtype != wanted:
+            raise TypeError(f"{first} has dtype {wanted} and {name} has {dtype}; convert one with .astype")
 
 
 # ---- batched products ------------------------------------------------------------------------------------------------
 
 
 def _product_shapes(a: Spec, b: Spec) -> Sequence[Spec]:
-    _floats(a, b)
+    _floats(a=a, b=b)
     return (Spec((*a.shape[:-1], b.shape[-1]), a.dtype),)
 
 
@@ -95,7 +96,7 @@ def _oriented(w: Any, transposed: bool) -> Any:
 
 
 def _linear_shapes(x: Spec, w: Spec, b: Spec | None, *, transposed: bool = False) -> Sequence[Spec]:
-    _floats(x, w, b)
+    _floats(x=x, w=w, b=b)
     outputs, inputs = w.shape[:: -1 if transposed else 1] if len(w.shape) == 2 else (0, 0)
     if len(w.shape) != 2 or not x.shape or x.shape[-1] != inputs:
         wanted = f"(..., {inputs})" if len(w.shape) == 2 else "a w with two axes"

@@ -15,7 +15,7 @@ from ..ops._buffers import foreign_array, is_foreign
 from ..ops._errors import ArgumentTypeError
 from ..ops._types import Array
 from .elementwise import COPY
-from .operation import Spec
+from .operation import SLOTS, Spec
 from .plan import Plan
 from .tensor import CONSTANT, DTYPES, Graph, Tensor, Variable, rebuilt, trace
 
@@ -37,6 +37,8 @@ def compile(function: Callable[..., Any], *examples: Example) -> Program:
     with tensors. What it returns, nested tuples, lists or dicts of tensors, is what the program returns, as arrays; a
     tensor without axes becomes a number. Variables that the function assigns keep their values from run to run.
     """
+    if not callable(function):
+        raise TypeError(f"compile: function is a {type(function).__name__}, must be a function of tensors")
     specs = [_as_spec(i, example) for i, example in enumerate(examples)]
     names = _argument_names(function, len(specs))
     graph, answer = trace(function, specs, names)
@@ -50,6 +52,8 @@ def _as_spec(position: int, example: Example) -> Spec:
         array = np.asarray(example.value if isinstance(example, Variable) else example)
         dtype = np.dtype(np.int64) if array.dtype.kind in "iu" else array.dtype
         found = Spec(array.shape, dtype)
+    if example is None:
+        raise TypeError(f"compile: example {position} is None, must be an array or a spec")
     if found.dtype not in DTYPES:
         known = ", ".join(dtype.name for dtype in DTYPES)
         raise TypeError(f"compile: example {position} has dtype {found.dtype}, must be one of {known}")
@@ -335,8 +339,10 @@ class Program:
             state = "some variables were changed"
         if kind == "out_of_range":
             index, limit = int(problem[3]), int(problem[4])
-            found = f"an index is {index}" if index != -1 else "an index"
-            raise IndexError(f"{what}: {found}, must be from 0 to below {limit}{where}{place}; {state}")
+            found, most = f"an index is {index}", f"below {limit}"
+            if what == SLOTS:
+                what, found, most = "lengths", f"a length is {index}", f"{limit - 1}, the steps of x"
+            raise IndexError(f"{what}: {found}, must be from 0 to {most}{where}{place}; {state}")
         assert kind == "no_memory"
         raise MemoryError(f"{what}: out of memory{where}{place}; {state}")
 

@@ -14,7 +14,7 @@ from ..ops.recurrent.problem import Problem, problem_of
 from ..ops.recurrent.types import CELL_TYPES, CellOptions, GruActivations, LstmActivations, RnnActivations
 from .elementwise import cast, identity
 from .indexing import as_seed, refuse_index
-from .operation import Operation, Spec
+from .operation import SLOTS, Operation, Spec
 from .operators import Operators
 from .reduction import INT64, refuse
 from .shaping import broadcast_to, transpose
@@ -46,7 +46,8 @@ class Recurrent(NamedTuple):
 def _slots(inputs: Sequence[Array], results: Sequence[Array], *, steps: int) -> None:
     (lengths,), (active, order) = inputs, results
     if lengths.size and not 0 <= lengths.min() <= lengths.max() <= steps and not _recording(lengths):
-        raise IndexError(f"lengths has {lengths.min()} to {lengths.max()}, must be from 0 to {steps}")
+        worst = lengths.max() if lengths.max() > steps else lengths.min()
+        raise IndexError(f"lengths has {worst}, must be from 0 to {steps}, the steps of x")
     _core.recurrent_slots(lengths, active, order)
 
 
@@ -59,7 +60,7 @@ def _recording(array: Array) -> bool:
 
 
 _SLOTS: Final = Operation(
-    "lstm_slots",
+    SLOTS,
     lambda lengths, *, steps: (Spec((steps,), INT64), Spec(lengths.shape, INT64)),
     compute=_slots,
     why_not="lengths are integers",
@@ -167,9 +168,9 @@ def _forward(inputs: Sequence[Array | None], results: Sequence[Array | None], **
     y, hn, cn, cache = results
     sequence = None if y is None else problem.sequence(y)
     states = _states(problem, hn, cn if problem.cell.has_cells else None)
-    refuse_index(
-        problem.engine.forward(_engine_inputs(problem, inputs), cache, 0, sequence, *states, False, 0)
-    )  # fmt: skip
+    table = inputs[_TABLE]
+    answer = problem.engine.forward(_engine_inputs(problem, inputs), cache, 0, sequence, *states, False, 0)
+    refuse_index(answer, None if table is None else inputs[_X], 0 if table is None else table.shape[0])
 
 
 def _gradient(node: Node, given: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
@@ -262,6 +263,9 @@ def _apply(
     single = isinstance(weights, kind.weights) or (
         isinstance(weights, tuple) and len(weights) > 0 and isinstance(weights[0], (Operators, np.ndarray))
     )
+    if weights is None or isinstance(weights, (Operators, np.ndarray)):
+        what = "None" if weights is None else f"one array of shape {weights.shape}"
+        raise fail(name, f"weights is {what}, must be a tuple such as {kind.weights.__name__}(wx, wh, b)", TypeError)
     cells = [kind.weights(*cell) for cell in ([weights] if single else weights)]
     if not cells:
         raise fail(name, "weights is empty, needs at least one cell")
@@ -276,7 +280,10 @@ def _apply(
     order: Any = None
     if lengths is not None:
         steps, samples = sequence.shape[1 if batch_first else 0], sequence.shape[0 if batch_first else 1]
-        ends = cast(identity(lengths), INT64)
+        ends = identity(lengths)
+        if ends.dtype.kind != "i":
+            raise fail(name, f"lengths has dtype {ends.dtype}, must be integers", TypeError)
+        ends = cast(ends, INT64)
         if ends.shape != (samples,):
             raise fail(name, f"lengths has shape {ends.shape}, expected {(samples,)}: x has {samples} samples")
         active, order = apply(_SLOTS, (ends,), {"steps": steps})

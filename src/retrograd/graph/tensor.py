@@ -7,6 +7,7 @@ nodes. Called with arrays they compute at once, by the same declarations.
 from __future__ import annotations
 
 import copy as copy_module
+import inspect
 import os
 import sys
 import threading
@@ -199,6 +200,8 @@ class Variable(Operators):
 
     def __init__(self, value: npt.ArrayLike, *, dtype: npt.DTypeLike | None = None, name: str = "") -> None:
         given = np.asarray(value, dtype)
+        if value is None:
+            raise TypeError(f"{type(self).__name__}: value is None, must be an array")
         if given.dtype not in DTYPES:
             raise TypeError(f"Variable: value has dtype {given.dtype}, must be one of {_names(DTYPES)}")
         self.spec = Spec(given.shape, np.dtype(given.dtype.type))  # the one that native arrays have
@@ -382,6 +385,8 @@ def as_array(value: Operand, dtype: np.dtype[Any] | None = None) -> Array:
         if fits:
             return np.asarray(value, dtype)
         return np.asarray(value, np.bool_ if type(value) is bool else np.int64 if type(value) is int else np.float64)
+    if value is None:
+        raise TypeError("an operand is None, must be a tensor or an array; a function without a return gives None")
     check_not_masked("x", value)
     array = value if isinstance(value, np.ndarray) else foreign_array(value) if is_foreign(value) else np.asarray(value)
     if array.dtype not in DTYPES and array.dtype != BYTE:
@@ -440,6 +445,18 @@ def apply(
         if isinstance(error, ArgumentError) and error.function == operation.name:
             raise
         raise fail(operation.name, str(error), type(error)) from None
+    except AttributeError:
+        if all(o is not None for o in operands):
+            raise
+        place = next(i for i, o in enumerate(operands) if o is None)
+        raise _missing(operation, place) from None
+
+
+def _missing(operation: Operation, place: int) -> Exception:
+    """The error about an operand of None that the operation needs."""
+    names = [p.name for p in inspect.signature(operation.shapes).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+    name = names[place] if place < len(names) else f"operand {place}"
+    return fail(operation.name, f"{name} is None, must be a tensor or an array", TypeError)
 
 
 _MOST_FOLDED: Final = 1 << 16  # bytes of a result that is computed while tracing

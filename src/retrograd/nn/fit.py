@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops._types import Array
+from .sizes import size
 from .step import Step
 
 __all__ = ["Epoch", "fit"]
@@ -49,15 +50,23 @@ def fit(
     for name, given in (("data", data), ("validation", validation)):
         if given is not None and not isinstance(given, (tuple, list)):
             raise TypeError(f"fit: {name} is a {type(given).__name__}, must be a tuple: (x, target)")
-    arrays = [np.asarray(array) for array in data]
-    tested = None if validation is None else [np.asarray(array) for array in validation]
+    batch_axis = size("fit", "batch_axis", batch_axis, None)
+    arrays = _arrays("data", data)
+    tested = None if validation is None else _arrays("validation", validation)
     count = _samples("data", arrays, batch_axis)
     if tested is not None:
         _samples("validation", tested, batch_axis)
+    batch, epochs = (size("fit", name, value, None) for name, value in (("batch", batch), ("epochs", epochs)))
     if batch < 1 or epochs < 0:
         raise ValueError(f"fit: batch is {batch} and epochs is {epochs}; the minima are 1 and 0")
+    if patience is not None:
+        patience = size("fit", "patience", patience)
     if patience is not None and tested is None:
         raise ValueError(f"fit: patience is {patience}, which needs validation data")
+    if tested is not None and len(tested) != len(arrays):
+        raise ValueError(f"fit: validation has {len(tested)} arrays, but data has {len(arrays)}")
+    if tested is not None and epochs:  # not after the first epoch
+        _compiled(step, tested, batch, batch_axis)
     draw, model = np.random.default_rng(rng), step.model
     history: list[Epoch] = []
     best, best_state, since = np.inf, None, 0
@@ -94,7 +103,21 @@ def fit(
 
 def sample_axis(array: Array, batch_axis: int) -> int:
     """The axis of the samples: `batch_axis`, or 0 in an array that has no such axis."""
-    return batch_axis if batch_axis < array.ndim else 0
+    return batch_axis if -array.ndim <= batch_axis < array.ndim else 0
+
+
+def _arrays(name: str, given: Sequence[Any]) -> list[Array]:
+    """The arrays of the data. They are arguments of the step by position, so none may be left out."""
+    found: list[Array] = []
+    for position, one in enumerate(given):
+        if one is None:
+            raise TypeError(f"fit: {name}[{position}] is None, must be an array")
+        try:
+            found.append(np.asarray(one))
+        except ValueError:
+            said = f"fit: {name}[{position}] has rows of several lengths; pad them, and give the lengths"
+            raise ValueError(said) from None
+    return found
 
 
 def _samples(name: str, arrays: Sequence[Array], axis: int) -> int:
@@ -113,6 +136,15 @@ def _taken(array: Array, chosen: Array, axis: int) -> Array:
 def _loss(answer: Any) -> float:
     """The loss alone of what a step returns."""
     return float(answer[0] if isinstance(answer, tuple) else answer)
+
+
+def _compiled(step: Step, arrays: Sequence[Array], batch: int, axis: int) -> None:
+    """Compile the evaluation of a batch, which raises what is wrong with the validation data."""
+    chosen = np.arange(min(batch, _samples("validation", arrays, axis)))
+    try:
+        step.evaluation(*(_taken(array, chosen, axis) for array in arrays))
+    except (TypeError, ValueError) as error:
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(f"fit: validation: {error}") from error
 
 
 def _evaluated(step: Step, arrays: Sequence[Array], batch: int, axis: int) -> float:

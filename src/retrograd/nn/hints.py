@@ -51,6 +51,14 @@ def instead_of_layer(given: object) -> str:
     return f"a {type(given).__name__}, must be a Module{hint}"
 
 
+def instead_of_model(given: object) -> str:
+    """What something is that was given for a model, and what to write."""
+    kind = type(given)
+    if kind.__module__.startswith("torch") or any(base.__module__.startswith("torch.nn") for base in kind.__mro__):
+        return f"PyTorch's {kind.__name__}; write nn.from_torch(model)"
+    return instead_of_layer(given).replace("must be a Module", "must be an nn.Module")
+
+
 def instead_of(what: str, given: object) -> str:
     """What something is that was given for a "loss" or an "optimizer", and what to write."""
     usual = {"loss": "nn.MeanSquaredError()", "optimizer": "nn.Adam(model, 1e-3)"}[what]

@@ -15,6 +15,7 @@ from ..ops.activation import Activation
 from .init import Rng, generator
 from .layers import set_weights
 from .module import Layer, Parameter
+from .sizes import check_channels, operand, size
 
 __all__ = ["AveragePool", "Conv", "ConvTranspose", "MaxPool"]
 
@@ -67,7 +68,9 @@ class Conv(_OfImages):
         rng: Rng = None,
     ) -> None:
         name = type(self).__name__
-        taps = (kernel, kernel) if isinstance(kernel, int) else tuple(kernel)
+        in_channels, out_channels = size(name, "in_channels", in_channels), size(name, "out_channels", out_channels)
+        groups = size(name, "groups", groups, 1)
+        taps = _sizes(name, kernel)
         if len(taps) not in (1, 2) or min(taps) < 1:
             raise ValueError(f"{name}: kernel is {kernel}, must be one or two sizes of at least 1")
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -87,6 +90,12 @@ class Conv(_OfImages):
         set_weights(self, shape, inputs, outputs, out_channels, init, dtype, generator(rng))
 
     def forward(self, x: Any) -> Any:
+        name, last, axes = type(self).__name__, self.options["channels_last"], self.w.ndim
+        check_channels(name, x, self.in_channels, -1 if last else 1, axes)
+        if x.ndim != axes:
+            spatial = ["H", "W"][4 - axes :]
+            wanted = ", ".join(["N", *spatial, "C"] if last else ["N", "C", *spatial])
+            raise ValueError(f"{name}: x has shape {x.shape}, must have {axes} axes, [{wanted}], as the kernel needs")
         return self._function(x, self.w, self.b if self.bias else None, activation=self.activation, **self.options)
 
     def describe(self) -> str:
@@ -94,6 +103,12 @@ class Conv(_OfImages):
         if self.activation is not None:
             parts.append(f"activation={self.activation}")
         return ", ".join(parts if self.bias else [*parts, "bias=False"])
+
+
+def _sizes(name: str, kernel: Any) -> tuple[int, ...]:
+    if isinstance(kernel, (tuple, list)):
+        return tuple(size(name, "kernel", tap) for tap in kernel)
+    return (size(name, "kernel", kernel),) * 2
 
 
 def _named_padding(
@@ -134,12 +149,19 @@ class ConvTranspose(Conv):
         self.options["output_padding"] = output_padding
 
 
+def _pool_kernel(name: str, kernel: PerAxis) -> PerAxis:
+    """The kernel of a pool, of sizes of at least 1."""
+    if isinstance(kernel, (tuple, list)):
+        return tuple(size(name, "kernel", tap, 1) for tap in kernel)
+    return size(name, "kernel", kernel, 1)
+
+
 class _Pool(_OfImages):
     kernel: PerAxis
     _usual_stride = None  # the kernel's
 
     def forward(self, x: Any) -> Any:
-        return self._function(x, self.kernel, **self.options)
+        return self._function(operand(type(self).__name__, "x", x), self.kernel, **self.options)
 
     def describe(self) -> str:
         return ", ".join([f"{self.kernel}", *self._described()])
@@ -159,7 +181,7 @@ class MaxPool(_Pool):
         dilation: PerAxis = 1,
         channels_last: bool = False,
     ) -> None:
-        self.kernel = kernel
+        self.kernel = _pool_kernel(type(self).__name__, kernel)
         self.options = {"stride": stride, "padding": padding, "dilation": dilation, "channels_last": channels_last}
 
 
@@ -177,6 +199,6 @@ class AveragePool(_Pool):
         count_includes_padding: bool = True,
         channels_last: bool = False,
     ) -> None:
-        self.kernel = kernel
+        self.kernel = _pool_kernel(type(self).__name__, kernel)
         self.options = {"stride": stride, "padding": padding, "count_includes_padding": count_includes_padding}
         self.options["channels_last"] = channels_last

@@ -12,6 +12,7 @@ from .. import graph
 from ..ops.activation import Activation as Function
 from .init import Rng, generator, glorot_bound, normal, uniform
 from .module import Buffer, Layer, Parameter
+from .sizes import float_dtype, operand, size
 
 __all__ = [
     "ELU", "GELU", "Activation", "Dropout", "Embedding", "Flatten", "LeakyReLU", "Linear", "MultiHeadAttention",
@@ -39,6 +40,7 @@ class Linear(Layer):
         dtype: npt.DTypeLike = np.float32,
         rng: Rng = None,
     ) -> None:
+        inputs, outputs = size("Linear", "inputs", inputs), size("Linear", "outputs", outputs)
         self.bias = bias
         set_weights(self, (outputs, inputs), inputs, outputs, outputs, init, dtype, generator(rng))
 
@@ -60,7 +62,7 @@ def set_weights(
     draw: np.random.Generator,
 ) -> None:
     """Make the parameters w and, if the layer has a bias, b."""
-    bound = 1.0 / math.sqrt(max(inputs, 1))
+    dtype, bound = float_dtype(type(layer).__name__, dtype), 1.0 / math.sqrt(max(inputs, 1))
     if init == "pytorch":
         w = uniform(draw, shape, bound, dtype)
     elif init == "keras":
@@ -92,6 +94,8 @@ class Embedding(Layer):
         dtype: npt.DTypeLike = np.float32,
         rng: Rng = None,
     ) -> None:
+        rows, features = size("Embedding", "rows", rows), size("Embedding", "features", features)
+        dtype = float_dtype("Embedding", dtype)
         if init not in ("pytorch", "keras"):
             raise ValueError(f"Embedding: init is {init!r}; there are 'pytorch' and 'keras'")
         if padding_index is not None and not 0 <= padding_index < rows:
@@ -136,6 +140,8 @@ class Dropout(Layer):
     stream: Buffer
 
     def __init__(self, rate: float, *, rng: Rng = None) -> None:
+        if not isinstance(rate, (int, float)):
+            raise TypeError(f"Dropout: rate is {rate!r}, must be a number of at least 0 and below 1")
         if not 0 <= rate < 1:
             raise ValueError(f"Dropout: rate is {rate}, must be at least 0 and below 1")
         self.rate = rate
@@ -155,6 +161,8 @@ class Activation(Layer):
 
     def __init__(self, function: str | Function) -> None:
         self.function = Function(function) if isinstance(function, str) else function
+        if not isinstance(self.function, Function):
+            raise TypeError(f"Activation: function is {function!r}, must be a name or a retrograd.Activation")
 
     def forward(self, x: Any) -> Any:
         return graph.activation(x, self.function)
@@ -236,6 +244,7 @@ class Flatten(Layer):
     """All axes but the first as one: [N, C, H, W] becomes [N, C * H * W]."""
 
     def forward(self, x: Any) -> Any:
+        x = operand("Flatten", "x", x)
         if x.ndim == 0:
             raise ValueError("Flatten: x has no axes, needs at least 1")
         return graph.reshape(x, (x.shape[0], math.prod(x.shape[1:])))
@@ -259,6 +268,7 @@ class MultiHeadAttention(Layer):
         dtype: npt.DTypeLike = np.float32,
         rng: Rng = None,
     ) -> None:
+        features, heads = size("MultiHeadAttention", "features", features), size("MultiHeadAttention", "heads", heads)
         if heads < 1 or features % heads:
             raise ValueError(f"MultiHeadAttention: {features} features cannot be cut into {heads} heads")
         self.features, self.heads, self.causal = features, heads, causal
@@ -273,7 +283,12 @@ class MultiHeadAttention(Layer):
     out: Linear
 
     def forward(self, x: Any, context: Any = None, mask: Any = None) -> Any:
-        other = x if context is None else context
+        x = self._checked("x", x)
+        other = x if context is None else self._checked("context", context)
+        if len(other) != len(x):
+            raise ValueError(f"MultiHeadAttention: context has {len(other)} samples, but x has {len(x)}")
+        if mask is not None:
+            mask = _checked_mask(mask, (len(x), self.heads, x.shape[1], other.shape[1]))
         q, k, v = self._split(self.query(x)), self._split(self.key(other)), self._split(self.value(other))
         scores = graph.matmul(q, graph.swapaxes(k, -1, -2)) * (1.0 / math.sqrt(self.features // self.heads))
         if self.causal:
@@ -285,6 +300,13 @@ class MultiHeadAttention(Layer):
         y = graph.transpose(graph.matmul(weights, v), (0, 2, 1, 3))
         return self.out(graph.reshape(y, (*y.shape[:2], self.features)))
 
+    def _checked(self, name: str, given: Any) -> Any:
+        found = operand("MultiHeadAttention", name, given)
+        if found.ndim != 3 or found.shape[2] != self.features:
+            wanted = f"(N, T, {self.features})"
+            raise ValueError(f"MultiHeadAttention: {name} has shape {found.shape}, must have the shape {wanted}")
+        return found
+
     def _split(self, x: Any) -> Any:
         """[N, T, features] as [N, heads, T, features / heads]"""
         parts = graph.reshape(x, (*x.shape[:2], self.heads, self.features // self.heads))
@@ -292,3 +314,17 @@ class MultiHeadAttention(Layer):
 
     def describe(self) -> str:
         return f"{self.features}, {self.heads}" + (", causal=True" if self.causal else "")
+
+
+def _checked_mask(given: Any, shape: tuple[int, ...]) -> Any:
+    """A mask of attention, of booleans that broadcast to [N, heads, T, S]."""
+    mask = graph.identity(given)
+    if mask.dtype != np.bool_:
+        raise TypeError(f"MultiHeadAttention: mask has dtype {mask.dtype}, must be bool: True where it attends")
+    try:
+        fits = np.broadcast_shapes(mask.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"MultiHeadAttention: mask has shape {mask.shape}, which does not broadcast to {shape}")
+    return mask

@@ -8,6 +8,7 @@ from .. import graph
 from ..ops.loss import REDUCTIONS, Reduction
 from . import hints
 from .module import Module
+from .sizes import operand
 
 __all__ = [
     "Hinge", "Huber", "Loss", "MeanAbsoluteError", "MeanSquaredError", "SigmoidCrossEntropy", "SoftmaxCrossEntropy",
@@ -34,11 +35,12 @@ class Loss(Module):
         self.options: dict[str, Any] = {}
 
     def forward(self, y: Any, target: Any, weights: Any = None) -> Any:
-        result, wanted = graph.identity(y), graph.identity(target)
+        name = type(self).__name__
+        result, wanted = operand(name, "y", y), operand(name, "target", target)
         if wanted.dtype != result.dtype and not (self._takes_labels and wanted.dtype.kind in "iu"):
             wanted = graph.cast(wanted, result.dtype)
         if not self._takes_labels and wanted.shape != result.shape:
-            raise ValueError(f"{type(self).__name__}: {_other_shape(result.shape, wanted.shape)}")
+            raise ValueError(f"{name}: {_other_shape(result.shape, wanted.shape)}")
         if weights is not None:
             weights = graph.cast(graph.identity(weights), result.dtype)
         return self._function(result, wanted, weights=weights, reduction=self.reduction, **self.options)

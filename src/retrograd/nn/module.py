@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
@@ -331,8 +332,11 @@ class Module:
 
         With ``strict=False`` names may differ: the common ones are loaded, and the differences are returned.
         """
-        target = self.state_arrays()
-        differences = check_arrays(f"{type(self).__name__}.load_state_dict", target, state, strict)
+        target, name = self.state_arrays(), f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state, Mapping):
+            hint = "; nn.load(path, model) reads a file" if isinstance(state, (str, os.PathLike)) else ""
+            raise TypeError(f"{name}: state is a {type(state).__name__}, must be arrays by name{hint}")
+        differences = check_arrays(name, target, state, strict)
         copy_arrays(target, state)
         return differences
 
@@ -392,6 +396,8 @@ class Sequential(Layer):
             own = {name: value for name, value in keywords.items() if takes(layer, name)}
             used.update(own)
             x = layer(x, **own)
+            if x is None:
+                raise TypeError(f"the forward of {type(layer).__name__} returned None; end it with a return")
         if unused := [name for name in keywords if name not in used]:
             raise TypeError(f"no layer has an argument {unused[0]!r}")
         return x
@@ -434,7 +440,12 @@ def as_input(value: Any, dtype: np.dtype[Any]) -> Any:
         parts = [as_input(item, dtype) for item in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     check_not_masked("x", value)
-    array = foreign_array(value) if is_foreign(value) else np.asarray(value)
+    try:
+        array = foreign_array(value) if is_foreign(value) else np.asarray(value)
+    except ValueError as error:
+        if isinstance(value, list):
+            raise ValueError("an argument has rows of several lengths; pad them, and pass lengths=") from error
+        raise
     wanted = {"f": dtype, "i": np.dtype(np.int64), "u": np.dtype(np.int64)}.get(array.dtype.kind, array.dtype)
     return array.astype(wanted, copy=False)
 

@@ -12,6 +12,7 @@ from .. import graph
 from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
 from .module import Buffer, Layer, Parameter
+from .sizes import check_channels, float_dtype, operand, size
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
@@ -30,6 +31,7 @@ class _Norm(Layer):
         activation: str | Activation | None,
         dtype: npt.DTypeLike,
     ) -> None:
+        dtype = float_dtype(type(self).__name__, dtype)
         self.affine = affine
         self.eps = eps
         self.activation = Activation(activation) if isinstance(activation, str) else activation
@@ -72,6 +74,10 @@ class _RunningNorm(_Norm):
         activation: str | Activation | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        name = type(self).__name__
+        if not isinstance(update, (RunningUpdate, type(None))):
+            raise TypeError(f"{name}: update is {update!r}, must be a RunningUpdate such as RunningUpdate.pytorch(0.1)")
+        channels = size(name, "channels", channels)
         self._start((channels,), eps, affine, activation, dtype)
         self.running, self.channel_axis = running, channel_axis
         self.update = update or RunningUpdate.pytorch()
@@ -80,6 +86,7 @@ class _RunningNorm(_Norm):
             self.running_var = Buffer(np.ones(channels, dtype))
 
     def forward(self, x: Any) -> Any:
+        check_channels(type(self).__name__, x, self.shape[0], self.channel_axis)
         mean, var = (self.running_mean, self.running_var) if self.running else (None, None)
         return self._function(
             x,
@@ -124,10 +131,13 @@ class LayerNorm(_Norm):
         activation: str | Activation | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        self._start((shape,) if isinstance(shape, int) else tuple(shape), eps, affine, activation, dtype)
+        given = shape if isinstance(shape, (tuple, list)) else (shape,)
+        if not given:
+            raise ValueError("LayerNorm: shape is (), must have at least one size")
+        self._start(tuple(size("LayerNorm", "shape", s) for s in given), eps, affine, activation, dtype)
 
     def forward(self, x: Any) -> Any:
-        axes = len(self.shape)
+        x, axes = operand("LayerNorm", "x", x), len(self.shape)
         if x.shape[-axes:] != self.shape:
             raise ValueError(f"LayerNorm: x has shape {x.shape}, but its last axes must be {self.shape}")
         return graph.layer_norm(x, axis=-axes, **self._common())
@@ -147,12 +157,14 @@ class GroupNorm(_Norm):
         activation: str | Activation | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
+        groups, channels = size("GroupNorm", "groups", groups), size("GroupNorm", "channels", channels)
         if groups < 1 or channels % groups:
             raise ValueError(f"GroupNorm: {channels} channels cannot be cut into {groups} groups")
         self._start((channels,), eps, affine, activation, dtype)
         self.groups, self.channel_axis = groups, channel_axis
 
     def forward(self, x: Any) -> Any:
+        check_channels("GroupNorm", x, self.shape[0], self.channel_axis)
         return graph.group_norm(x, num_groups=self.groups, channel_axis=self.channel_axis, **self._common())
 
     def describe(self) -> str:

@@ -19,6 +19,7 @@ from ..graph.tensor import current_graph
 from ..ops._args import thread_count
 from ..ops._types import Array
 from .module import Changes, Module, as_input, input_dtype
+from .sizes import size
 
 __all__ = ["TRACING", "Programs", "forget_assignments"]
 
@@ -59,9 +60,8 @@ class Programs:
         keep: int = 8,
         num_threads: int | None = None,
     ) -> None:
-        if keep < 1:
-            raise ValueError(f"compile: keep is {keep}, must be at least 1")
-        self._function, self._modules, self._training, self._keep = function, list(modules), training, keep
+        self._function, self._modules, self._training = function, list(modules), training
+        self._keep = size("compile", "keep", keep, 1)
         self._threads = 0 if num_threads is None else thread_count(num_threads)
         self._known: OrderedDict[_Key, Program] = OrderedDict()
         # The last program, the changes before it, its arguments, and whether these are arrays alone.

@@ -21,6 +21,7 @@ from .hints import message
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter
+from .sizes import float_dtype, operand, size
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -143,6 +144,9 @@ class Recurrent(Layer):
         for option in unknown:
             said = f"{name}: got an unexpected keyword argument {option!r}"
             raise TypeError(message("options of recurrent layers", said, option))
+        counts = {"inputs": inputs, "hidden": hidden, "layers": layers}
+        inputs, hidden, layers = (size(name, what, value, None) for what, value in counts.items())
+        dtype = float_dtype(name, dtype)
         if layers < 1 or inputs < 0 or hidden < 1:
             raise ValueError(
                 f"{name}: layers is {layers}, inputs is {inputs}, hidden is {hidden}; the minima are 1, 0 and 1"
@@ -153,6 +157,8 @@ class Recurrent(Layer):
             raise ValueError(f"{name}: init is {init!r}; there are 'pytorch' and 'keras'")
         if peephole not in _PEEPHOLES:
             raise ValueError(f"{name}: peephole is {peephole!r}; there are 'diagonal' and 'full'")
+        if embedding is not None and not isinstance(embedding, Embedding):
+            raise TypeError(f"{name}: embedding is a {type(embedding).__name__}, must be an nn.Embedding")
         if embedding is not None and embedding.table.shape[1] != inputs:
             raise ValueError(f"{name}: inputs is {inputs}, but the embedding has {embedding.table.shape[1]} features")
         self.embedding = embedding
@@ -270,11 +276,14 @@ class Recurrent(Layer):
 
         The state of an LSTM is an :class:`LstmState`; that of the others is h ``[cells, N, H]``.
         """
-        embedding = self.embedding
+        name, embedding, x = type(self).__name__, self.embedding, operand(type(self).__name__, "x", x)
         axes = ("(N, T)" if self.batch_first else "(T, N)") + ("" if embedding is not None else " and inputs")
         if x.ndim != (3 if embedding is None else 2) or (embedding is None and x.shape[2] != self.inputs):
-            size = "" if embedding is not None else f" = {self.inputs}"
-            raise ValueError(f"{type(self).__name__}: x has shape {x.shape}, must have the axes {axes}{size}")
+            wanted = "" if embedding is not None else f" = {self.inputs}"
+            raise ValueError(f"{name}: x has shape {x.shape}, must have the axes {axes}{wanted}")
+        if embedding is not None and x.dtype.kind != "i":
+            raise TypeError(f"{name}: x has dtype {x.dtype}, must be integers, the indices of the embedding")
+        _check_state(name, state, self._kind)
         sequence, table = x, None
         # Few indices are looked up, many are multiplied with the whole table. A norm needs each product.
         if embedding is not None and (x.size <= len(embedding.table) or self.norm is not None):
@@ -345,6 +354,14 @@ class Recurrent(Layer):
         rates = {"dropout": self.dropout, "recurrent_dropout": self.recurrent_dropout, "projection": self.projection}
         extra = "".join(f", {name}={value}" for name, value in rates.items() if value)
         return f"{self.inputs}, {self.hidden}, layers={self.layers}, bidirectional={self.bidirectional}{extra}"
+
+
+def _check_state(name: str, state: Any, kind: CellType) -> None:
+    """Raise unless a state is a pair, or the one array of cells without a cell state."""
+    if state is None or isinstance(state, (tuple, list)) == kind.has_cells:
+        return
+    given = f"a {type(state).__name__}" if isinstance(state, (tuple, list)) else f"of shape {np.shape(state)}"
+    raise TypeError(f"{name}: state is {given}, must be {'a pair (h, c)' if kind.has_cells else 'one array, h'}")
 
 
 def _rates(name: str, zoneout: Any, recurrent_dropout: float, kind: CellType) -> tuple[float, float]:

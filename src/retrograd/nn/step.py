@@ -10,9 +10,11 @@ from .. import graph
 from ..graph.tensor import Tensor
 from ..ops._types import Array
 from . import hints
+from .losses import Loss
 from .module import Module, Parameter, takes
 from .optim import Optimizer
 from .program import TRACING, Programs, forget_assignments
+from .sizes import size
 
 __all__ = ["Step", "compile"]
 
@@ -83,12 +85,16 @@ class Step:
         """Return the program for these arguments: ``print`` shows its records, ``profile`` what each takes."""
         return self._train.program_for(arguments, keywords)[0]
 
+    def evaluation(self, *arguments: Any, **keywords: Any) -> graph.Program:
+        """Return the program of :meth:`evaluate` for these arguments."""
+        return self._evaluate.program_for(arguments, keywords)[0]
+
     # ---- what is traced ----------------------------------------------------------------------------------------------
 
     def answer(self, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
         """The loss as a tensor, and what the step returns."""
         if self.loss is None:
-            answer = self.model(*arguments, **keywords)
+            answer = _returned(self.model, self.model(*arguments, **keywords))
             return _scalar(answer[0] if isinstance(answer, tuple) else answer), answer
         if not arguments:
             raise TypeError("step: there is no target; call step(x, target)")
@@ -100,7 +106,12 @@ class Step:
             raise TypeError(
                 f"step: {error}, of the model's forward; the last argument of a step is the target: step(x, target)"
             ) from None
-        y = self.model(*inputs, **own)
+        y = _returned(self.model, self.model(*inputs, **own))
+        if isinstance(self.loss, Loss) and isinstance(y, (tuple, list)):
+            raise TypeError(
+                f"step: the forward of {type(self.model).__name__} returned a {type(y).__name__} of {len(y)}, but "
+                f"{type(self.loss).__name__} takes one tensor"
+            )
         loss = _scalar(self.loss(y, target, **others))
         scores = {name: metric(y, target) for name, metric in self.metrics.items()}
         return loss, (loss, scores) if scores else loss
@@ -181,9 +192,16 @@ def _reached(loss: Tensor) -> set[Any]:
     return found
 
 
+def _returned(model: Module, answer: Any) -> Any:
+    if answer is None:
+        raise TypeError(f"step: the forward of {type(model).__name__} returned None; end it with a return")
+    return answer
+
+
 def _scalar(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor):
-        raise TypeError(f"step: the loss is a {type(loss).__name__}, must be a tensor")
+        found = "None; end it with a return" if loss is None else f"a {type(loss).__name__}, must be a tensor"
+        raise TypeError(f"step: the loss is {found}")
     if loss.shape:
         raise ValueError(f"step: the loss has shape {loss.shape}, must be a single number; take its mean, or its sum")
     return loss
@@ -191,7 +209,7 @@ def _scalar(loss: Any) -> Tensor:
 
 def _check(model: object, loss: object, optimizers: Sequence[Any], metrics: object, accumulate: int) -> None:
     if not isinstance(model, Module):
-        raise TypeError(f"compile: model is a {type(model).__name__}, must be an nn.Module")
+        raise TypeError(f"compile: model is {hints.instead_of_model(model)}")
     if loss is not None and (isinstance(loss, type) or not callable(loss)):
         raise TypeError(f"compile: loss is {hints.instead_of('loss', loss)}")
     if not optimizers:
@@ -203,8 +221,7 @@ def _check(model: object, loss: object, optimizers: Sequence[Any], metrics: obje
         raise TypeError('compile: metrics must be functions by name, such as {"accuracy": nn.accuracy}')
     if metrics and loss is None:
         raise TypeError("compile: metrics need a loss; without one, forward returns them: (loss, metric)")
-    if accumulate < 1:
-        raise ValueError(f"compile: accumulate is {accumulate}, must be at least 1")
+    size("compile", "accumulate", accumulate, 1)
     seen: set[int] = set()
     for parameter in (p for o in optimizers for p in o.parameters.values()):
         if id(parameter) in seen:

@@ -30,6 +30,14 @@ def array(tensor: Tensor, function: str, name: str) -> Array:
     return view
 
 
+def check_tensor(function: str, name: str, given: object) -> None:
+    """Raise unless an argument is a tensor: None, or an array of NumPy."""
+    if not isinstance(given, Tensor):
+        hint = "; write torch.from_numpy(x)" if isinstance(given, np.ndarray) else ""
+        found = "None" if given is None else f"a {type(given).__name__}"
+        raise TypeError(f"{function}: {name} is {found}, must be a tensor{hint}")
+
+
 def check_storage(tensor: Tensor, function: str, name: str) -> None:
     """Raise for a CPU tensor whose storage was freed, or is too small for its elements."""
     fault = storage_fault(tensor)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as plain
 
 from ..ops.activation import Activation
+from ._arrays import check_tensor
 from ._choice import Kind, prefers_torch
 from ._norm import Norm, Running
 from ._norm_autograd import normalize
@@ -88,6 +89,7 @@ def layer_norm(
 ) -> Tensor:
     """Normalize over the last axes, whose extents are `normalized_shape`."""
     axes = len(normalized_shape)
+    check_tensor("layer_norm", "input", input)
     if not axes or input.shape[-axes:] != tuple(normalized_shape):
         raise ValueError(
             f"layer_norm: normalized_shape is {tuple(normalized_shape)}, but input has shape {_shape(input)}"
@@ -127,6 +129,7 @@ def fused(activation: AnyActivation) -> tuple[Any, ...]:
 
 
 def _check_axes(function: str, input: Tensor) -> None:
+    check_tensor(function, "input", input)
     if input.dim() < 2:
         raise ValueError(f"{function}: input has shape {_shape(input)}, needs at least 2 axes: samples and channels")
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..ops.activation import Activation
+from ._arrays import check_tensor
 from ._choice import Kind, prefers_torch
 from ._leaf import Leaf, Proxy
 from .functional import AnyActivation, batch_norm, group_norm, instance_norm, layer_norm
@@ -70,6 +71,7 @@ class BatchNorm(Fused, torch.nn.modules.batchnorm._BatchNorm):
             return super().forward(input)
         if isinstance(input, Proxy):
             return self._record(input)
+        check_tensor(type(self).__name__, "input", input)
         self._check_input_dim(input)
         mean, var, batches = self._running()
         if not self.training:
@@ -125,6 +127,7 @@ class _InstanceNorm(Fused, torch.nn.modules.instancenorm._InstanceNorm):
             return torch.instance_norm(input, weight, bias, mean, var, by_batch, momentum, self.eps, False)
         if isinstance(input, Proxy):
             return self._record(input)
+        check_tensor(type(self).__name__, "input", input)
         self._check_input_dim(input)
         x = input.unsqueeze(0) if input.dim() == self._unbatched else input
         if x.shape[1] != self.num_features:

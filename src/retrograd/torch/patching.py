@@ -27,7 +27,7 @@ class Patch:
     def __init__(self, only: Only, dropout_masks: DropoutMasks | None = None) -> None:
         self.replaced: dict[str, str] = {}
         self.left: dict[str, str] = {}
-        self._selected, self._masks = as_choice(only), dropout_masks
+        self._selected, self._masks = as_choice(only, "patch"), dropout_masks
         if dropout_masks is not None:
             check_dropout_masks("patch", dropout_masks)
         self._labels: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
@@ -131,6 +131,7 @@ def lightning_callback(
 
     The arguments are those of :func:`replace`. The callback can be pickled if they can.
     """
+    as_choice(only, "lightning_callback")
     package: Any
     try:
         if "pytorch_lightning" in sys.modules:  # the older package has classes of its own

@@ -14,7 +14,7 @@ from ..ops._errors import ArgumentError, of_function
 from ..ops.activation import Activation
 from ..ops.recurrent import GruActivations, LstmActivations
 from ..ops.recurrent.problem import problem_of
-from ._arrays import check_storage
+from ._arrays import check_storage, check_tensor
 from ._autograd import UseTorch, is_eager, warn_of_torch
 from ._choice import step_prefers_torch
 from ._compiling import allow
@@ -157,6 +157,10 @@ class Recurrent(Leaf):
             x = x.to(dtype)
             h0, c0 = (None if state is None else state.to(dtype) for state in (h0, c0))
         self._check(x, h0, c0, batch_first, dtype)
+        if mask is not None:
+            check_tensor(self._title, "mask", mask)
+        if reset is not None:
+            check_tensor(self._title, "reset", reset)
         if mask is not None and mask.requires_grad:
             raise ValueError(f"{self._title}: mask requires a gradient, but masks have none; pass mask.detach()")
         return self._compute(x, h0, c0, weights, bidirectional, batch_first, dropout, lengths, batch_sizes, reset, mask)
@@ -354,6 +358,7 @@ class Layers(Recurrent, torch.nn.RNNBase):
     ) -> Any:
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx, lengths, reset, mask)
+        check_tensor(self._title, "input", input)
         if input.dim() not in (2, 3):
             raise ValueError(f"{self._title}: input has shape {tuple(input.shape)}, needs 3 axes, or 2 without a batch")
         if input.dim() == 3:
@@ -508,6 +513,7 @@ class Step(Recurrent, torch.nn.RNNCellBase):
         return self._torch_forward(reason, input, hx)
 
     def _forward(self, input: Tensor, hx: Any, reset: Tensor | None) -> Any:
+        check_tensor(self._title, "input", input)
         if input.dim() not in (1, 2):
             raise ValueError(f"{self._title}: input has shape {tuple(input.shape)}, needs 2 axes, or 1 without a batch")
         batched = input.dim() == 2

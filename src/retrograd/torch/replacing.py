@@ -99,6 +99,7 @@ def replace(
     With ``dropout_masks="torch"`` the recurrent layers draw the masks of dropout between layers that PyTorch's would
     draw, so that losses can be compared. It is also set for selected layers that are retrograd's already.
     """
+    _check_model("replace", model)
     result, selected = Replacements({}, {}), as_choice(only)
     if dropout_masks is not None:
         check_dropout_masks("replace", dropout_masks)
@@ -120,6 +121,7 @@ def restore(model: torch.nn.Module, *, verbose: bool = True) -> Replacements:
     Fused activations become layers again. Layers with options that PyTorch's have not are left, with the reason. The
     result's `replaced` has the layers that are PyTorch's again.
     """
+    _check_model("restore", model)
     result = Replacements({}, {})
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Sequential):
@@ -155,10 +157,20 @@ def _reason_to_stay(layer: torch.nn.Module) -> str:
     return f"PyTorch's has no {' and '.join(given)} such as {getattr(layer, given[0])!r}" if given else ""
 
 
-def as_choice(only: Only) -> Callable[[str, torch.nn.Module], bool]:
+def _check_model(function: str, model: object) -> None:
+    if isinstance(model, torch.nn.Module):
+        return
+    if isinstance(model, type):
+        raise TypeError(f"{function}: model is the class {model.__name__}, must be a model, an instance of one")
+    raise TypeError(f"{function}: model is a {type(model).__name__}, must be a torch.nn.Module")
+
+
+def as_choice(only: Only, function: str = "replace") -> Callable[[str, torch.nn.Module], bool]:
     """Whether a layer is selected, as a function of its name and the layer."""
     if only is None:
         return lambda name, layer: True
+    if isinstance(only, torch.nn.Module):
+        raise TypeError(f"{function}: only is a layer, {type(only).__name__}(); give its class, or its name")
     if isinstance(only, type):
         theirs = _ORIGINAL.get(only, only)
         return lambda name, layer: isinstance(layer, (theirs, only))
@@ -166,9 +178,9 @@ def as_choice(only: Only) -> Callable[[str, torch.nn.Module], bool]:
         return lambda name, layer: fnmatchcase(name, only)
     if callable(only):
         return only
-    if not isinstance(only, Iterable):
-        raise TypeError(f"replace: only is {only!r}, must be a class, a pattern, a function or several of these")
-    choices = [as_choice(one) for one in only]
+    if not isinstance(only, Iterable) or isinstance(only, bytes):
+        raise TypeError(f"{function}: only is {only!r}, must be a class, a pattern, a function or several of these")
+    choices = [as_choice(one, function) for one in only]
     return lambda name, layer: any(choice(name, layer) for choice in choices)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops._call import named
 from ..ops._errors import ArgumentTypeError
 from ..ops.scan import ScanCache, check_broadcast, check_operands, scan_backward, scan_forward
-from ._arrays import array, num_threads
+from ._arrays import array, check_tensor, num_threads
 from ._autograd import apply_of, check_traceable, define, differentiate, differentiate_once, is_eager
 
 _FLOATS: Final = (torch.float32, torch.float64)
@@ -24,6 +24,8 @@ def scan(
 
     `a` and `reset` are broadcast to the shape of b. Where `reset` is true, a[t] counts as 0.
     """
+    for name, given in (("a", a), ("b", b), ("h0", b if h0 is None else h0)):
+        check_tensor("scan", name, given)
     if b.dtype not in _FLOATS:
         raise ArgumentTypeError("b", "{b} has dtype {}; it must be float32 or float64", b.dtype)
     axis = check_operands(a, b, h0, axis)

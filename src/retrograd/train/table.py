@@ -282,7 +282,10 @@ def _read_sheet(name: str, content: bytes, notes: list[str]) -> Sheet:
                     f"The file has {len(book.sheet_names)} sheets; the first, {book.sheet_names[0]!r}, is read."
                 )
             frame = book.parse(0, header=None, dtype=object, keep_default_na=False, na_values=[])
-    except (ValueError, OSError, KeyError, ImportError, TypeError) as error:
+    except ImportError:
+        package = "pyarrow" if kind == ".parquet" else "openpyxl"
+        raise InputError(f"{name}: {kind} files need {package}: {_HINT}") from None
+    except (ValueError, OSError, KeyError, TypeError) as error:
         raise InputError(f"{name} is not a {kind} file that pandas reads: {error}") from None
     except Exception as error:  # libraries of file formats raise their own
         raise InputError(f"{name} is damaged, or not a {kind} file: {type(error).__name__}: {error}") from None

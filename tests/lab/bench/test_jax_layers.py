@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from retrograd.cli import main
+from retrograd.lab import bench
 from retrograd.lab.bench import jax_layers, rows
 
 SMALL = {
@@ -50,3 +52,15 @@ def test_without_jax_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows.importlib.util, "find_spec", lambda name: None)
     notes = {result.notes for result in rows.bench_rows(["jax"], rows.BenchOptions())}
     assert notes == {("not timed, because jax is not installed",)}
+
+
+@pytest.mark.parametrize(("suite", "title"), [("jax", "JAX"), ("torch", "PyTorch")])
+def test_a_suite_of_what_is_missing_is_one_sentence(
+    suite: str, title: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rows, "is_installed", lambda package: False)
+    monkeypatch.setattr(bench, "is_installed", lambda package: False)
+    assert main(["bench", suite]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines()[-1].endswith(f"bench {suite} needs {title}: pip install 'retrograd[{suite}]'")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from retrograd.cli import main
 from retrograd.lab import programs
 from retrograd.lab.programs import PROGRAMS, Job, Program, Step, Timing, environments, running, training
 
@@ -93,7 +94,8 @@ def test_names_are_unique() -> None:
 def test_another_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environments, "TORCH", "1.0")
     with pytest.raises(
-        programs.InstallationError, match=r"has torch \S+, and the programs need 1.0: run make programs"
+        programs.InstallationError,
+        match=r"has torch \S+, and the programs need torch 1.0: pip install torch==1.0, or make programs",
     ):
         programs.environment(PROGRAMS[0])
 
@@ -125,3 +127,31 @@ def test_a_stub_takes_the_place_of_a_module(monkeypatch: pytest.MonkeyPatch) -> 
     assert module.Anything()
     with pytest.raises(AttributeError):
         module.__wrapped__  # noqa: B018
+
+
+def test_without_the_programs_pytorch_there_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str) -> str:
+        raise environments.importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(environments.importlib.metadata, "version", absent)
+    assert main(["bench", "programs"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""  # not even the head of a table
+    assert printed.err.splitlines()[-1] == (
+        "retrograd: error: the environment does not have torch, and the programs need torch "
+        f"{programs.TORCH}: pip install torch=={programs.TORCH}, or make programs"
+    )
+
+
+def test_what_pip_says_last_is_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    failed = environments.subprocess.CompletedProcess([], 1, "", "WARNING: slow\nERROR: No matching distribution\n")
+    monkeypatch.setattr(environments, "check_torch", lambda: None)
+    monkeypatch.setattr(environments.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(environments.subprocess, "run", lambda *arguments, **options: failed)
+    monkeypatch.setattr(environments.venv, "create", lambda folder, **options: folder.mkdir(parents=True))
+    monkeypatch.setattr(environments.sysconfig, "get_path", lambda *arguments, **options: str(tmp_path))
+    package = PROGRAMS[0].packages[0]
+    with pytest.raises(programs.InstallationError, match=f"pip cannot install {package}.*: ERROR: No matching distri"):
+        programs.environment(PROGRAMS[0])

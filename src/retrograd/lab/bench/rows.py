@@ -70,6 +70,7 @@ __all__ = [
     "CsvFile",
     "bench_names",
     "bench_rows",
+    "is_installed",
     "torch_takes_part",
 ]
 
@@ -226,6 +227,11 @@ def bench_names(suites: Sequence[str] = tuple(SUITES), patterns: Sequence[str] =
     return names
 
 
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported."""
+    return importlib.util.find_spec(package) is not None
+
+
 def torch_takes_part(suites: Sequence[str], patterns: Sequence[str] = ()) -> bool:
     """Return whether any selected row is compared with PyTorch."""
     rows = (case.name for name in suites if SUITES[name].against_torch for case in SUITES[name].cases)
@@ -246,7 +252,7 @@ def bench_rows(
                 started(case.name)
             if suite.against_torch:
                 machine = machine._replace(torch=import_torch())
-            if suite.needs is not None and importlib.util.find_spec(suite.needs) is None:
+            if suite.needs is not None and not is_installed(suite.needs):
                 yield BenchResult(case.name, 0, (), notes=(f"not timed, because {suite.needs} is not installed",))
                 continue
             failures = tuple(suite.failures(case, machine.isa, options.threads))

@@ -199,6 +199,10 @@ def _bench(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(names))
         return 0
+    needed = {bench.SUITES[suite].needs for suite in options.suites}
+    if len(needed) == 1 and (package := needed.pop()) is not None and not bench.is_installed(package):
+        title = {"torch": "PyTorch", "jax": "JAX"}[package]
+        raise UsageError(f"bench {options.suites[0]} needs {title}: pip install 'retrograd[{package}]'")
     old = None if options.compare is None else _read(options.compare)
     settings = bench.BenchOptions(
         options.rows,

@@ -46,7 +46,7 @@ def add_suite(suites: Any) -> None:
 
 def _programs(options: argparse.Namespace) -> int:
     from ..bench import cpu_model
-    from ..programs import PROGRAMS, TORCH, InstallationError, Timing, environment, run_program
+    from ..programs import PROGRAMS, TORCH, InstallationError, Timing, check_torch, environment, run_program
 
     patterns = options.rows
     chosen = [
@@ -59,6 +59,10 @@ def _programs(options: argparse.Namespace) -> int:
     if options.list:
         print("\n".join(names))
         return 0
+    try:
+        check_torch()
+    except InstallationError as error:
+        raise UsageError(str(error)) from None
     timing = Timing([] if options.check else list(dict.fromkeys(options.threads)), options.rounds, options.budget)
     columns = [
         Column("job", max(map(len, names)), right=False),

@@ -12,18 +12,29 @@ from pathlib import Path
 
 from .declared import TORCH, Program
 
-__all__ = ["InstallationError", "environment"]
+__all__ = ["InstallationError", "check_torch", "environment"]
 
 
 class InstallationError(Exception):
     """pip cannot install a program."""
 
 
+def check_torch() -> None:
+    """Raise unless the environment that runs the command has the programs' PyTorch."""
+    try:
+        found = importlib.metadata.version("torch").partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        found = ""
+    if found != TORCH:
+        has = f"has torch {found}" if found else "does not have torch"
+        raise InstallationError(
+            f"the environment {has}, and the programs need torch {TORCH}: pip install torch=={TORCH}, or make programs"
+        )
+
+
 def environment(program: Program) -> Path:
     """The interpreter of the program's environment, which is made if it is missing or has other packages."""
-    found = importlib.metadata.version("torch").partition("+")[0]
-    if found != TORCH:
-        raise InstallationError(f"the environment has torch {found}, and the programs need {TORCH}: run make programs")
+    check_torch()
     folder = Path(sys.prefix) / "programs" / program.name
     python, stamp = folder / "bin" / "python", folder / "installed.txt"
     shared = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
@@ -47,6 +58,7 @@ def environment(program: Program) -> Path:
         for command in commands:
             run = subprocess.run(command, capture_output=True, text=True, check=False)
             if run.returncode:
-                raise InstallationError(f"pip cannot install {program.name}:\n{run.stderr.strip()}")
+                said = (run.stderr.strip() or run.stdout.strip() or "it said nothing").splitlines()[-1]
+                raise InstallationError(f"pip cannot install {' '.join(program.packages)}: {said}")
     stamp.write_text(wanted, encoding="utf-8")
     return python
