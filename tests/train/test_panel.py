@@ -194,6 +194,35 @@ def test_a_time_limit_leaves_out_what_has_not_begun(monkeypatch: pytest.MonkeyPa
     assert np.isfinite(model.point).all()
 
 
+@pytest.mark.usefixtures("short")
+def test_weights_are_those_of_the_errors_and_one_theta_method_counts() -> None:
+    methods = ["theta", "optimized_theta", "ces"]
+    model = fit_panel(seasonal_panel(4), 6, 12, methods=methods)
+    basis = model.errors["seasonal"]
+    scores = {key: (a / basis[0] + b / basis[1]) / 2 for key, (a, b) in model.errors.items() if key != "combined"}
+    del scores[max(("theta", "optimized_theta"), key=lambda key: scores[key])]
+    raw = {key: score**-4 for key, score in scores.items()}
+    expected = {key: weight for key, weight in raw.items() if weight >= 0.01 * sum(raw.values())}
+    assert {"seasonal", "network", "ces"} < set(model.weights)
+    assert set(model.weights) == set(expected)
+    for key, weight in expected.items():
+        np.testing.assert_allclose(model.weights[key], weight / sum(expected.values()), rtol=1e-6)
+
+
+@pytest.mark.usefixtures("short")
+def test_validation_has_six_tenths_of_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = []
+
+    def run(jobs: list[panel.Job], series: list[np.ndarray], processes: int, deadline: float, done: object) -> object:
+        deadlines.append(deadline)
+        return [job(series) for job in jobs]
+
+    monkeypatch.setattr(panel.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(panel, "run", run)
+    fit_panel(seasonal_panel(4), 6, 12, methods=["theta"], time_limit=50)
+    assert deadlines == [130.0, 150.0]
+
+
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 

@@ -68,9 +68,9 @@ def add_commands(commands: Any) -> None:
     series = kinds.add_parser(
         "series",
         help="a forecasting model for a table of numbers",
-        description="Forecast a table of numbers with one row per time step: a CSV, Excel or Parquet file. A network "
-        "is trained, and competes with AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of "
-        "several.",
+        description="Forecast a table of numbers with one row per time step, or many series of a long table with the "
+        "columns unique_id, ds and y (a panel): a CSV, Excel or Parquet file. A network is trained, and competes with "
+        "AutoETS, AutoARIMA and other methods; the best of them is used, or a mean of several.",
     )
     series.add_argument(
         "files",

@@ -36,6 +36,7 @@ _UPDATES_OF_LONG: Final = (200, 600, 1800)
 _SEEDS: Final = 2  # networks in validation
 _MEMBERS: Final = 4  # networks in the result
 _POWER: Final = 4  # of the errors: a method with half the error of another weighs 16 times as much
+_THETAS: Final = ("theta", "optimized_theta")
 _LEAST_WEIGHT: Final = 0.01
 _VALIDATING: Final = 0.6  # of a time limit; the rest is for the fit to all values
 NAMES: Final = {
@@ -365,7 +366,10 @@ class _Fit:
 
     def weigh(self, predicted: Mapping[str, Array]) -> dict[str, float]:
         """Weigh all methods by their errors, the mean of all series: which one is best may be chance."""
-        raw = {key: max(self.score(rows), 1e-6) ** -_POWER for key, rows in predicted.items()}
+        scores = {key: max(self.score(rows), 1e-6) for key, rows in predicted.items()}
+        if len(kin := [key for key in _THETAS if key in scores]) > 1:  # much alike, they would weigh double
+            del scores[max(kin, key=lambda key: scores[key])]
+        raw = {key: score**-_POWER for key, score in scores.items()}
         total = sum(raw.values())
         kept = {key: weight for key, weight in raw.items() if weight >= _LEAST_WEIGHT * total}
         total = sum(kept.values())
