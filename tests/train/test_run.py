@@ -26,6 +26,7 @@ from retrograd.train.report import Prose, Sample, Section
 from retrograd.train.run import CHECKPOINT, MODEL, Run, RunError, read_checkpoint
 from retrograd.train.settings import InputError, Settings
 from retrograd.train.task import Outcome, Task, new_optimizer, steps_between_validations, warm_up_steps
+from retrograd.train.words import fell
 
 
 class LineTask(Task):
@@ -711,3 +712,17 @@ def test_each_optimizer_can_be_chosen(tmp_path: Path, name: str) -> None:
 def test_numbers_for_people() -> None:
     assert [clock(s) for s in (0, 59.4, 59.6, 3599, 3661)] == ["0:00", "0:59", "1:00", "59:59", "1:01:01"]
     assert count(41209.7) == "41,210"
+
+
+@pytest.mark.parametrize(
+    ("first", "best", "said"),
+    [
+        (3.736, 3.341, "fell from 3.736 to 3.341 bits"),
+        (3.3412, 3.3391, "hardly fell, from 3.341 to 3.339 bits"),
+        (0.0002915, 0.0002914, "hardly fell, from 0.000291 to 0.000291 bits"),
+        (0.00291, 0.000125, "fell from 0.00291 to 0.000125 bits"),
+        (0.5, 0.0, "fell from 0.500 to 0.000 bits"),
+    ],
+)
+def test_a_loss_that_hardly_fell_is_said_to(first: float, best: float, said: str) -> None:
+    assert fell(first, best, "bits") == said

@@ -29,6 +29,7 @@ from .progress import Progress, clock, count
 from .report import Block, Prose, Section, Table, page, plain
 from .settings import InputError
 from .task import Task, learning_rate, warm_up_steps
+from .words import fell, measured
 
 __all__ = ["CHECKPOINT", "FILES", "MODEL", "Run", "RunError", "quoted", "read_checkpoint"]
 
@@ -407,14 +408,14 @@ class Run:
 
     def _numbers(self, loss: float, speed: float, first: int) -> list[str]:
         """Return the current values, the most important ones first."""
-        last = [f"validation {record.validation:.3f}" for record in self._records[-1:]]
-        return [f"loss {loss:.3f}", self._left(first), *last, f"{count(speed)} {self._task.items}/s"]
+        last = [f"validation {measured(record.validation)}" for record in self._records[-1:]]
+        return [f"loss {measured(loss)}", self._left(first), *last, f"{count(speed)} {self._task.items}/s"]
 
     def _lines(self, record: Record, *more: str) -> tuple[str, ...]:
         """Return forms of the line of a validation, the longest first."""
         step = f"{count(record.step):>{len(count(self._task.steps))}}"
-        loss = "" if record.loss is None else f"  loss {record.loss:.3f}"
-        short = f"{step}{loss}  validation {record.validation:.3f}"
+        loss = "" if record.loss is None else f"  loss {measured(record.loss)}"
+        short = f"{step}{loss}  validation {measured(record.validation)}"
         return (
             "  ".join([f"step {short}", *more]) if more else f"step {short} {self._task.measure}",
             f"step {short}",
@@ -479,9 +480,9 @@ class Run:
             text += f"Stopped early: {self._stalled()}. "
         text += "Validation "
         if best.step == 0:
-            return text + f"did not fall: before the first step it was {first.validation:.3f} {task.measure}."
+            return text + f"did not fall: before the first step it was {measured(first.validation)} {task.measure}."
         at = "" if best.step == last.step else f" at step {count(best.step)}, whose weights are the model"
-        return text + f"fell from {first.validation:.3f} to {best.validation:.3f} {task.measure}{at}."
+        return text + f"{fell(first.validation, best.validation, task.measure)}{at}."
 
     def _charts(self, records: list[Record]) -> list[Chart]:
         task = self._task

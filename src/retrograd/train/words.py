@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["counted", "listed", "named", "some"]
+__all__ = ["counted", "fell", "listed", "measured", "named", "some"]
 
 _SHOWN: Final = 10  # entries of a list of faults
+_HARDLY: Final = 0.01  # the share of a loss below which a change is hardly one
+
+
+def measured(loss: float) -> str:
+    """Format a loss with three decimals, or a small one with three digits, so that it is not 0.000."""
+    return f"{loss:.3g}" if 0 < abs(loss) < 0.01 else f"{loss:.3f}"
+
+
+def fell(first: float, best: float, measure: str) -> str:
+    """Say how far a loss fell, and if it hardly did."""
+    verb = "hardly fell, from" if first - best < _HARDLY * abs(first) else "fell from"
+    return f"{verb} {measured(first)} to {measured(best)} {measure}"
 
 
 def some(faults: Sequence[tuple[int, str]]) -> str:

@@ -99,6 +99,9 @@ tbody tr:last-child > * { border-bottom: 0; }
   header { padding: 1.5rem 0.75rem 1rem; }
   section { padding: 1rem 0.75rem; }
   .bars { grid-template-columns: 6.5rem 1fr 3.6rem; }
+  table { font-size: 0.8rem; }
+  th, td { padding-right: 0.5rem; }
+  tbody th, th:first-child, td:first-child { white-space: normal; overflow-wrap: normal; }
 }
 @media print {
   body { background: none; }
