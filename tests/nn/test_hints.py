@@ -130,6 +130,44 @@ def test_hints_for_options_of_recurrent_layers_are_options() -> None:
         nn.GRU(3, 4, nonsense=1)  # type: ignore[call-arg]
 
 
+LAYERS: dict[type[nn.Module], tuple[Any, ...]] = {
+    nn.Linear: (3, 4), nn.Conv: (3, 4, 3), nn.ConvTranspose: (3, 4, 3), nn.MaxPool: (2,), nn.Embedding: (5, 4),
+    nn.Dropout: (0.5,), nn.BatchNorm: (4,), nn.LayerNorm: (4,), nn.GroupNorm: (2, 4), nn.InstanceNorm: (4,),
+    nn.Softmax: (), nn.ReLU: (), nn.MultiHeadAttention: (8, 2),
+}  # fmt: skip
+
+
+def _arguments(layer: type[nn.Module]) -> set[str]:
+    """The names of its arguments, and of those that it passes on."""
+    return {name for kind in layer.__mro__[:-1] for name in inspect.signature(kind).parameters}
+
+
+@pytest.mark.parametrize(("wrong", "text"), hints.hints()["options of layers"].items())
+def test_hints_for_options_of_layers_are_options(wrong: str, text: str) -> None:
+    hinted = []
+    for kind, arguments in LAYERS.items():
+        if wrong not in _arguments(kind):
+            with pytest.raises(TypeError, match=rf"^{kind.__name__}: got .* keyword argument '{wrong}'") as error:
+                kind(*arguments, **{wrong: 1})
+            if text.removeprefix("nothing: ") in str(error.value):
+                hinted.append(kind)
+    assert hinted
+    for name in re.findall(r"(\w+)=", text):
+        assert all(name in _arguments(kind) for kind in hinted)
+
+
+def test_a_class_of_a_user_has_its_own_arguments() -> None:
+    class Wide(nn.Linear):
+        def __init__(self, size: int, **named: float) -> None:
+            super().__init__(size, size)
+            self.named = named
+
+    assert Wide(3, p=0.5).named == {"p": 0.5}
+    assert nn.Sequential(p=nn.ReLU())["p"] is not None
+    with pytest.raises(TypeError, match="Flatten takes no arguments, got 1"):
+        nn.Flatten(3)
+
+
 def _takes(kind: Any, model: nn.Module, options: dict[str, Any]) -> bool:
     try:
         kind(model, 0.1, **options)

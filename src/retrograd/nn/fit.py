@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops._types import Array
+from .init import Rng, generator
 from .sizes import size
 from .step import Step
 
@@ -35,7 +36,7 @@ def fit(
     batch_axis: int = 0,
     shuffle: bool = True,
     patience: int | None = None,
-    rng: np.random.Generator | int | None = 0,
+    rng: Rng = 0,
     progress: bool = True,
 ) -> list[Epoch]:
     """Train on ``(x, target)`` for some epochs, and return what each gave.
@@ -67,7 +68,7 @@ def fit(
         raise ValueError(f"fit: validation has {len(tested)} arrays, but data has {len(arrays)}")
     if tested is not None and epochs:  # not after the first epoch
         _compiled(step, tested, batch, batch_axis)
-    draw, model = np.random.default_rng(rng), step.model
+    draw, model = generator(rng), step.model
     history: list[Epoch] = []
     best, best_state, since = np.inf, None, 0
     try:

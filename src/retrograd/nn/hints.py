@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-__all__ = ["hints", "instead_of", "instead_of_layer", "message", "missing"]
+__all__ = ["check_arguments", "hints", "instead_of", "instead_of_layer", "message", "missing"]
 
 
 @functools.cache
@@ -35,6 +37,39 @@ def missing(place: str) -> Callable[[Any, str], NoReturn]:
 def message(place: str, text: str, name: str) -> str:
     hint = hints()[place].get(name)
     return f"{text}; write {hint}" if hint is not None and not hint.startswith("nothing") else text + _no_need(hint)
+
+
+def check_arguments(layer: type, arguments: Sequence[object], options: Iterable[str]) -> None:
+    """Raise if a layer's ``__init__`` has no such keyword argument, or there is none and so no arguments."""
+    name = layer.__name__
+    if layer.__init__ is object.__init__:  # type: ignore[misc]
+        raise TypeError(f"{name} takes no arguments, got {len(arguments) + len(tuple(options))}")
+    known = _options(layer)
+    if known is None or not layer.__module__.startswith(__package__):
+        return  # those of a user's class are Python's to check
+    for option in options:
+        if option not in known:
+            said = f"{name}: got an unexpected keyword argument {option!r}"
+            if _OF_RECURRENT in known:
+                raise TypeError(message("options of recurrent layers", said, option))
+            takes = re.findall(r"(\w+)=", hints()["options of layers"].get(option, ""))
+            raise TypeError(message("options of layers", said, option) if known.issuperset(takes) else said)
+
+
+_OF_RECURRENT = "recurrent_dropout"
+
+
+@functools.cache
+def _options(layer: type) -> frozenset[str] | None:
+    """The keyword arguments of a layer, or None if it takes all."""
+    names: set[str] = set()
+    for kind in layer.__mro__[:-1]:
+        if "__init__" in kind.__dict__:
+            parameters = inspect.signature(kind.__dict__["__init__"]).parameters.values()
+            names.update(p.name for p in parameters)
+            if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                return frozenset(names)  # otherwise they go on to the next class
+    return None
 
 
 def _no_need(hint: str | None) -> str:

@@ -17,7 +17,10 @@ Rng: TypeAlias = np.random.Generator | int | None
 
 
 def generator(rng: Rng) -> np.random.Generator:
-    return np.random.default_rng(rng)
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError):
+        raise TypeError(f"rng is {rng!r}, must be a numpy.random.Generator, a seed from 0 or None") from None
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: npt.DTypeLike) -> Array:

@@ -231,7 +231,7 @@ class Softmax(Layer):
     """``exp(x)`` over its sum along an axis. :class:`SoftmaxCrossEntropy` takes logits, without a softmax before it."""
 
     def __init__(self, axis: int = -1) -> None:
-        self.axis = axis
+        self.axis = size("Softmax", "axis", axis, None)
 
     def forward(self, x: Any) -> Any:
         return graph.softmax(x, self.axis)

@@ -142,6 +142,8 @@ class Module:
     _programs: Any
 
     def __new__(cls: type[_M], *args: Any, **kwargs: Any) -> _M:
+        if args or kwargs:
+            hints.check_arguments(cls, args, kwargs)
         self = super().__new__(cls)
         self.__dict__.update(_variables={}, _children={}, _changed=0, _programs=None)
         return self

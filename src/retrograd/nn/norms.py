@@ -12,7 +12,7 @@ from .. import graph
 from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
 from .module import Buffer, Layer, Parameter
-from .sizes import check_channels, float_dtype, operand, size
+from .sizes import check_channels, float_dtype, number, operand, size
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
@@ -33,7 +33,7 @@ class _Norm(Layer):
     ) -> None:
         dtype = float_dtype(type(self).__name__, dtype)
         self.affine = affine
-        self.eps = eps
+        self.eps = number(type(self).__name__, "eps", eps)
         self.activation = Activation(activation) if isinstance(activation, str) else activation
         self.shape = shape
         if affine:

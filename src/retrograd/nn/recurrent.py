@@ -17,7 +17,6 @@ from ..ops.recurrent import types
 from ..ops.recurrent.factors import ZONEOUT_STREAMS
 from ..ops.recurrent.problem import problem_of
 from ..ops.recurrent.types import CellOptions, CellType, GruActivations, LstmActivations, RnnActivations
-from .hints import message
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter
@@ -138,12 +137,8 @@ class Recurrent(Layer):
         init: str = "pytorch",
         dtype: npt.DTypeLike = np.float32,
         rng: Rng = None,
-        **unknown: object,
     ) -> None:
         name = type(self).__name__
-        for option in unknown:
-            said = f"{name}: got an unexpected keyword argument {option!r}"
-            raise TypeError(message("options of recurrent layers", said, option))
         counts = {"inputs": inputs, "hidden": hidden, "layers": layers}
         inputs, hidden, layers = (size(name, what, value, None) for what, value in counts.items())
         dtype = float_dtype(name, dtype)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from .. import graph
 
-__all__ = ["check_channels", "float_dtype", "operand", "size"]
+__all__ = ["check_channels", "float_dtype", "number", "operand", "size"]
 
 
 def size(layer: str, name: str, value: Any, least: int | None = 0) -> int:
@@ -22,6 +22,16 @@ def size(layer: str, name: str, value: Any, least: int | None = 0) -> int:
     if least is not None and found < least:
         raise ValueError(f"{layer}: {name} is {found}, must be at least {least}")
     return found
+
+
+def number(layer: str, name: str, value: Any) -> float:
+    """A number that a layer is made with."""
+    if isinstance(value, str):
+        raise TypeError(f"{layer}: {name} is {value!r}, must be a number")
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{layer}: {name} is {value!r}, must be a number") from None
 
 
 def float_dtype(layer: str, dtype: npt.DTypeLike) -> np.dtype[Any]:
