@@ -21,6 +21,7 @@ import reference
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 OPTION = re.compile(r"`--[a-z-]+( [-\w]+)?`")
+PERCENT = re.compile(r"(?<=\d) (?=%)")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -36,7 +37,7 @@ def targets() -> dict[str, str]:
 
 
 def relinked(text: str, source: str, places: dict[str, str]) -> str:
-    """The page with its links pointed at the places of the site, and options marked as words that are not broken.
+    """The page with its links pointed at the places of the site, and options and percentages that are not broken.
 
     `source` is the page's path in the repository.
     """
@@ -53,7 +54,7 @@ def relinked(text: str, source: str, places: dict[str, str]) -> str:
 
     parts = FENCE.split(text)  # code has brackets too
     for number in range(0, len(parts), 2):
-        parts[number] = OPTION.sub(r"\g<0>{ .option }", LINK.sub(place, parts[number]))
+        parts[number] = PERCENT.sub("\u00a0", OPTION.sub(r"\g<0>{ .option }", LINK.sub(place, parts[number])))
     return "".join(parts)
 
 
