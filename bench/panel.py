@@ -17,6 +17,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -155,23 +156,13 @@ def main() -> None:
         train, test = read(options.data, name)
         horizon = len(next(iter(test.values())))
         print(f"{name}: {len(train)} series, horizon {horizon}", flush=True)
-        found = {
-            OURS: kept(
-                options.keep,
-                f"{name}-{OURS}",
-                lambda train=train, horizon=horizon, source=source: fitted(train, horizon, source.season, options),
-            )
-        }
+        problem = train, horizon, source.season
+        found = {OURS: kept(options.keep, f"{name}-{OURS}", partial(fitted, *problem, options))}
         print(found[OURS].text, flush=True)
         for rival in options.rivals:
             if source.season <= METHODS[rival].seasons:  # the others take too long
-                found[METHODS[rival].name] = kept(
-                    options.keep,
-                    f"{name}-{rival}",
-                    lambda rival=rival, train=train, horizon=horizon, source=source: of_rival(
-                        rival, train, horizon, source.season, options.processes
-                    ),
-                )
+                make = partial(of_rival, rival, *problem, options.processes)
+                found[METHODS[rival].name] = kept(options.keep, f"{name}-{rival}", make)
         rivals = [made for method, made in found.items() if method != OURS]
         if len(rivals) > 1:
             point = np.mean([made.point for made in rivals], axis=0)
@@ -185,8 +176,7 @@ def main() -> None:
             if made.low is not None and made.high is not None:
                 inside = f"{100 * np.mean((made.low <= truth) & (truth <= made.high)):.0f} %"
             texts = [f"{scored.smape:.2f}", f"{scored.mase:.3f}", owa, inside]
-            label = f"M4 {name}" if source.file != "M3" else f"M3 {name}"
-            lines.append(row(label, method, texts, (made.wall, made.cpu)))
+            lines.append(row(f"{source.file[:2]} {name}", method, texts, (made.wall, made.cpu)))
             print(lines[-1], flush=True)
             if source.file == "M3":
                 of_m3.setdefault(method, []).append((scored, made))

@@ -101,7 +101,7 @@ def default_of(setting: Setting[Any]) -> str:
 
 
 def method_of(name: str, rows: Sequence[Row], parent: griffe.Class) -> griffe.Function:
-    """A method of MPSGraph: the stub has its signatures, the table the rest."""
+    """A method of MPSGraph, with its signatures from the type stub and its names and description from the table."""
     forms = parent.overloads.get(name) or [parent.members[name]]
     method = forms[0]
     assert isinstance(method, griffe.Function)

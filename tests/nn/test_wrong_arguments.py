@@ -237,6 +237,17 @@ def test_wrong_arguments(line: Callable[[], object], kind: type[Exception], mess
         line()
 
 
+def test_sizes_and_numbers_may_be_numpys() -> None:
+    kernel: Any = np.array([3, 2])
+    assert nn.Conv(2, 4, kernel)(data(1, 2, 5, 5)).shape == (1, 4, 3, 4)
+    assert nn.MaxPool(kernel)(data(1, 2, 6, 6)).shape == (1, 2, 2, 3)
+    assert nn.LayerNorm(kernel).shape == (3, 2)
+    assert nn.LayerNorm(range(2, 4)).shape == (2, 3)
+    assert nn.LayerNorm(np.int64(4)).shape == (4,)
+    rate: Any = np.float32(0.5)
+    assert nn.Dropout(rate).rate == 0.5
+
+
 def test_a_model_of_pytorch_is_not_one_to_compile() -> None:
     torch = pytest.importorskip("torch")
     with pytest.raises(TypeError, match=re.escape("compile: model is PyTorch's Linear; write nn.from_torch(model)")):

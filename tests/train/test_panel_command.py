@@ -101,6 +101,15 @@ def test_the_chart_of_a_series_shows_its_error_in_validation() -> None:
         assert shown == f"{error:.2f}", key
 
 
+def test_a_panel_may_have_one_series() -> None:
+    Path("wave.csv").write_text(table(waves(1)))
+    train("wave.csv", "--output", "run")
+    assert ">1 series of 40 to 40 rows, 4 rows ahead; fitted in " in Path("run/report.html").read_text()
+    model = PanelModel.load("run")
+    assert model.coverage is None  # of two halves of the series
+    assert np.isfinite(model.forecast()["s0"]).all()
+
+
 def test_names_of_series_are_text() -> None:
     series = {f"<script>{key}&": values for key, values in waves(3).items()}
     Path("waves.csv").write_text(table(series))

@@ -46,14 +46,14 @@ def compile(function: Callable[..., Any], *examples: Example) -> Program:
 
 
 def _as_spec(position: int, example: Example) -> Spec:
+    if example is None:
+        raise TypeError(f"compile: example {position} is None, must be an array or a spec")
     if isinstance(example, Spec):
         found = Spec(tuple(example.shape), np.dtype(example.dtype))
     else:
         array = np.asarray(example.value if isinstance(example, Variable) else example)
         dtype = np.dtype(np.int64) if array.dtype.kind in "iu" else array.dtype
         found = Spec(array.shape, dtype)
-    if example is None:
-        raise TypeError(f"compile: example {position} is None, must be an array or a spec")
     if found.dtype not in DTYPES:
         known = ", ".join(dtype.name for dtype in DTYPES)
         raise TypeError(f"compile: example {position} has dtype {found.dtype}, must be one of {known}")

@@ -199,9 +199,9 @@ class Variable(Operators):
     __slots__ = ("__weakref__", "_value", "name", "spec")
 
     def __init__(self, value: npt.ArrayLike, *, dtype: npt.DTypeLike | None = None, name: str = "") -> None:
-        given = np.asarray(value, dtype)
         if value is None:
             raise TypeError(f"{type(self).__name__}: value is None, must be an array")
+        given = np.asarray(value, dtype)
         if given.dtype not in DTYPES:
             raise TypeError(f"Variable: value has dtype {given.dtype}, must be one of {_names(DTYPES)}")
         self.spec = Spec(given.shape, np.dtype(given.dtype.type))  # the one that native arrays have
@@ -446,9 +446,9 @@ def apply(
             raise
         raise fail(operation.name, str(error), type(error)) from None
     except AttributeError:
-        if all(o is not None for o in operands):
+        place = next((i for i, o in enumerate(operands) if o is None), None)
+        if place is None:
             raise
-        place = next(i for i, o in enumerate(operands) if o is None)
         raise _missing(operation, place) from None
 
 

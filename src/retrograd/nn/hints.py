@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
-__all__ = ["check_arguments", "hints", "instead_of", "instead_of_layer", "message", "missing"]
+__all__ = ["LAYERS", "RECURRENT", "check_arguments", "hints", "instead_of", "instead_of_layer", "message", "missing"]
+
+# Places of hints for keyword arguments.
+LAYERS: Final = "options of layers"
+RECURRENT: Final = "options of recurrent layers"
 
 
 @functools.cache
@@ -39,37 +43,37 @@ def message(place: str, text: str, name: str) -> str:
     return f"{text}; write {hint}" if hint is not None and not hint.startswith("nothing") else text + _no_need(hint)
 
 
-def check_arguments(layer: type, arguments: Sequence[object], options: Iterable[str]) -> None:
-    """Raise if a layer's ``__init__`` has no such keyword argument, or there is none and so no arguments."""
-    name = layer.__name__
-    if layer.__init__ is object.__init__:  # type: ignore[misc]
-        raise TypeError(f"{name} takes no arguments, got {len(arguments) + len(tuple(options))}")
-    known = _options(layer)
-    if known is None or not layer.__module__.startswith(__package__):
-        return  # those of a user's class are Python's to check
+def check_arguments(layer: type, arguments: Sequence[object], options: Collection[str], place: str) -> None:
+    """Raise if a layer's ``__init__`` has no such keyword argument, or there is none and so no arguments.
+
+    The hints at `place` say what to write instead. Arguments of a user's class are Python's to check.
+    """
+    name, known = layer.__name__, _options(layer)
+    if known is None:
+        return
+    if not known:
+        raise TypeError(f"{name} takes no arguments, got {len(arguments) + len(options)}")
+    if not layer.__module__.startswith(__package__):
+        return
     for option in options:
         if option not in known:
             said = f"{name}: got an unexpected keyword argument {option!r}"
-            if _OF_RECURRENT in known:
-                raise TypeError(message("options of recurrent layers", said, option))
-            takes = re.findall(r"(\w+)=", hints()["options of layers"].get(option, ""))
-            raise TypeError(message("options of layers", said, option) if known.issuperset(takes) else said)
-
-
-_OF_RECURRENT = "recurrent_dropout"
+            wanted = re.findall(r"(\w+)=", hints()[place].get(option, ""))
+            # A recurrent layer is also told what another kind of cell has.
+            raise TypeError(message(place, said, option) if place == RECURRENT or known.issuperset(wanted) else said)
 
 
 @functools.cache
 def _options(layer: type) -> frozenset[str] | None:
-    """The keyword arguments of a layer, or None if it takes all."""
+    """The arguments of a layer's ``__init__``, self included; empty if it has none, and None if it takes all."""
     names: set[str] = set()
-    for kind in layer.__mro__[:-1]:
-        if "__init__" in kind.__dict__:
-            parameters = inspect.signature(kind.__dict__["__init__"]).parameters.values()
+    for base in layer.__mro__[:-1]:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
             names.update(p.name for p in parameters)
             if all(p.kind is not p.VAR_KEYWORD for p in parameters):
                 return frozenset(names)  # otherwise they go on to the next class
-    return None
+    return None if names else frozenset()
 
 
 def _no_need(hint: str | None) -> str:

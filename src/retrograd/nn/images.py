@@ -15,7 +15,7 @@ from ..ops.activation import Activation
 from .init import Rng, generator
 from .layers import set_weights
 from .module import Layer, Parameter
-from .sizes import check_channels, operand, size
+from .sizes import check_channels, operand, size, sizes
 
 __all__ = ["AveragePool", "Conv", "ConvTranspose", "MaxPool"]
 
@@ -70,10 +70,11 @@ class Conv(_OfImages):
         name = type(self).__name__
         in_channels, out_channels = size(name, "in_channels", in_channels), size(name, "out_channels", out_channels)
         groups = size(name, "groups", groups, 1)
-        taps = _sizes(name, kernel)
+        given = sizes(name, "kernel", kernel)
+        taps = (given, given) if isinstance(given, int) else given
         if len(taps) not in (1, 2) or min(taps) < 1:
             raise ValueError(f"{name}: kernel is {kernel}, must be one or two sizes of at least 1")
-        if groups < 1 or in_channels % groups or out_channels % groups:
+        if in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"{name}: groups is {groups}, which does not divide the {in_channels} channels of x and the "
                 f"{out_channels} of y"
@@ -103,12 +104,6 @@ class Conv(_OfImages):
         if self.activation is not None:
             parts.append(f"activation={self.activation}")
         return ", ".join(parts if self.bias else [*parts, "bias=False"])
-
-
-def _sizes(name: str, kernel: Any) -> tuple[int, ...]:
-    if isinstance(kernel, (tuple, list)):
-        return tuple(size(name, "kernel", tap) for tap in kernel)
-    return (size(name, "kernel", kernel),) * 2
 
 
 def _named_padding(
@@ -149,13 +144,6 @@ class ConvTranspose(Conv):
         self.options["output_padding"] = output_padding
 
 
-def _pool_kernel(name: str, kernel: PerAxis) -> PerAxis:
-    """The kernel of a pool, of sizes of at least 1."""
-    if isinstance(kernel, (tuple, list)):
-        return tuple(size(name, "kernel", tap, 1) for tap in kernel)
-    return size(name, "kernel", kernel, 1)
-
-
 class _Pool(_OfImages):
     kernel: PerAxis
     _usual_stride = None  # the kernel's
@@ -181,7 +169,7 @@ class MaxPool(_Pool):
         dilation: PerAxis = 1,
         channels_last: bool = False,
     ) -> None:
-        self.kernel = _pool_kernel(type(self).__name__, kernel)
+        self.kernel = sizes(type(self).__name__, "kernel", kernel, 1)
         self.options = {"stride": stride, "padding": padding, "dilation": dilation, "channels_last": channels_last}
 
 
@@ -199,6 +187,6 @@ class AveragePool(_Pool):
         count_includes_padding: bool = True,
         channels_last: bool = False,
     ) -> None:
-        self.kernel = _pool_kernel(type(self).__name__, kernel)
+        self.kernel = sizes(type(self).__name__, "kernel", kernel, 1)
         self.options = {"stride": stride, "padding": padding, "count_includes_padding": count_includes_padding}
         self.options["channels_last"] = channels_last

@@ -12,7 +12,7 @@ from .. import graph
 from ..ops.activation import Activation as Function
 from .init import Rng, generator, glorot_bound, normal, uniform
 from .module import Buffer, Layer, Parameter
-from .sizes import float_dtype, operand, size
+from .sizes import float_dtype, number, operand, size
 
 __all__ = [
     "ELU", "GELU", "Activation", "Dropout", "Embedding", "Flatten", "LeakyReLU", "Linear", "MultiHeadAttention",
@@ -140,9 +140,7 @@ class Dropout(Layer):
     stream: Buffer
 
     def __init__(self, rate: float, *, rng: Rng = None) -> None:
-        if not isinstance(rate, (int, float)):
-            raise TypeError(f"Dropout: rate is {rate!r}, must be a number of at least 0 and below 1")
-        if not 0 <= rate < 1:
+        if not 0 <= number("Dropout", "rate", rate) < 1:
             raise ValueError(f"Dropout: rate is {rate}, must be at least 0 and below 1")
         self.rate = rate
         self.stream = new_stream(rng)

@@ -6,7 +6,7 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,7 @@ class Module:
     """
 
     training: bool = True
+    _option_hints: ClassVar[str] = hints.LAYERS
     _variables: dict[str, Parameter | Buffer]
     _children: dict[str, Module]
     _changed: int
@@ -143,7 +144,7 @@ class Module:
 
     def __new__(cls: type[_M], *args: Any, **kwargs: Any) -> _M:
         if args or kwargs:
-            hints.check_arguments(cls, args, kwargs)
+            hints.check_arguments(cls, args, kwargs, cls._option_hints)
         self = super().__new__(cls)
         self.__dict__.update(_variables={}, _children={}, _changed=0, _programs=None)
         return self

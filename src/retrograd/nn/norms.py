@@ -12,7 +12,7 @@ from .. import graph
 from ..ops.activation import Activation
 from ..ops.normalization import RunningUpdate
 from .module import Buffer, Layer, Parameter
-from .sizes import check_channels, float_dtype, number, operand, size
+from .sizes import check_channels, float_dtype, number, operand, size, sizes
 
 __all__ = ["BatchNorm", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
@@ -131,10 +131,10 @@ class LayerNorm(_Norm):
         activation: str | Activation | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        given = shape if isinstance(shape, (tuple, list)) else (shape,)
-        if not given:
+        given = sizes("LayerNorm", "shape", shape)
+        if given == ():
             raise ValueError("LayerNorm: shape is (), must have at least one size")
-        self._start(tuple(size("LayerNorm", "shape", s) for s in given), eps, affine, activation, dtype)
+        self._start((given,) if isinstance(given, int) else given, eps, affine, activation, dtype)
 
     def forward(self, x: Any) -> Any:
         x, axes = operand("LayerNorm", "x", x), len(self.shape)

@@ -118,13 +118,12 @@ class Optimizer:
         for group in self._groups:
             given = self.learning_rate if group.learning_rate is None else group.learning_rate
             rate = given(self._count.value.item()) if callable(given) else given
-            name = type(self).__name__
             try:
                 fits = 0 <= rate < math.inf
             except (TypeError, ValueError):
-                raise TypeError(f"{name}: learning_rate is {rate!r}, must be a number") from None
+                raise TypeError(f"{type(self).__name__}: learning_rate is {rate!r}, must be a number") from None
             if not fits:
-                raise ValueError(f"{name}: learning_rate is {rate}, must be a finite number, at least 0")
+                raise ValueError(f"{type(self).__name__}: learning_rate is {rate}, must be a finite number, at least 0")
             group.rate.value[()] = rate
 
     # ---- in a trace --------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ..ops.recurrent import types
 from ..ops.recurrent.factors import ZONEOUT_STREAMS
 from ..ops.recurrent.problem import problem_of
 from ..ops.recurrent.types import CellOptions, CellType, GruActivations, LstmActivations, RnnActivations
+from . import hints
 from .init import Rng, generator, glorot_bound, orthogonal, uniform
 from .layers import Embedding, new_stream, next_seed
 from .module import Buffer, Layer, Module, Parameter
@@ -109,6 +110,7 @@ class Recurrent(Layer):
     """
 
     stream: Buffer  # if anything is random
+    _option_hints = hints.RECURRENT
     _cell: ClassVar[type[RecurrentCell]]
     _function: ClassVar[Callable[..., Any]]
 

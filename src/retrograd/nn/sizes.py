@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import graph
+from ..ops._args import as_number
 
-__all__ = ["check_channels", "float_dtype", "number", "operand", "size"]
+__all__ = ["check_channels", "float_dtype", "number", "operand", "size", "sizes"]
 
 
-def size(layer: str, name: str, value: Any, least: int | None = 0) -> int:
+def size(layer: str, name: str, value: SupportsIndex, least: int | None = 0) -> int:
     """A size that a layer is made with; without `least` it is only an integer."""
     try:
         found = operator.index(value)
@@ -24,13 +26,18 @@ def size(layer: str, name: str, value: Any, least: int | None = 0) -> int:
     return found
 
 
-def number(layer: str, name: str, value: Any) -> float:
+def sizes(layer: str, name: str, value: SupportsIndex | Sequence[int], least: int = 0) -> int | tuple[int, ...]:
+    """A size, or one for each of several axes."""
+    if isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str):
+        return tuple(size(layer, name, one, least) for one in value)
+    return size(layer, name, value, least)
+
+
+def number(layer: str, name: str, value: float) -> float:
     """A number that a layer is made with."""
-    if isinstance(value, str):
-        raise TypeError(f"{layer}: {name} is {value!r}, must be a number")
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return as_number(name, value)
+    except TypeError:
         raise TypeError(f"{layer}: {name} is {value!r}, must be a number") from None
 
 

@@ -63,7 +63,8 @@ class PanelModel:
     levels: tuple[float, float]
     weights: dict[str, float]  # of the combination
     errors: dict[str, tuple[float, float]]  # sMAPE and MASE in validation, by method; "combined"
-    coverage: float  # the share of values in validation within the band made without their origin or series
+    # The share of values in validation within the band made without their series; None if only one was validated.
+    coverage: float | None
     point: Array  # [series, horizon]
     low: Array
     high: Array
@@ -279,7 +280,7 @@ class _Fit:
         self.least = max(2 * season, 5)  # what remains of a series without its last values
         self.validated = [i for i, n in enumerate(self.lengths) if n - self.cuts[0] >= self.least]
         # The errors of a series are compared with the changes that it has had: the scale of MASE.
-        self.scale = np.array([_mean_change(y, season) for y in series])
+        self.scale = np.array([_scale(y, season) for y in series])
 
     def jobs(self, keys: Sequence[str], cuts: tuple[int, ...], ids: Sequence[int]) -> list[Job]:
         parts = list(split(ids))
@@ -404,7 +405,7 @@ class _Fit:
     def mase(scaled: Array) -> float:
         return float(scaled.mean())
 
-    def bands(self, combined: Array, levels: tuple[float, float]) -> tuple[Array, Array, float]:
+    def bands(self, combined: Array, levels: tuple[float, float]) -> tuple[Array, Array, float | None]:
         """The ends of the band in the scales of the series, [horizon] each, and the share of values within it.
 
         For the share, every second series is compared with the band that the others give.
@@ -412,7 +413,7 @@ class _Fit:
         errors = (self.truth() - combined[:, self.validated]) / self.scale[self.validated][:, None]
         low, high = _within(errors.reshape(-1, self.horizon), levels)
         if len(self.validated) < 2:
-            return low, high, math.nan
+            return low, high, None
         inside = []
         for part in (0, 1):
             other = _within(errors[:, part::2].reshape(-1, self.horizon), levels)
@@ -471,11 +472,17 @@ def sum_of(weights: Mapping[str, float], predicted: Mapping[str, Array]) -> Arra
     return np.asarray(sum(weight * predicted[key] for key, weight in weights.items()))
 
 
-def _mean_change(y: Array, season: int) -> float:
-    """The mean change over a season: what MASE divides by. Of a constant series, a hundredth of its size, or 1."""
+def changes(y: Array, season: int) -> Array:
+    """The absolute changes over a season, of a shorter series those from value to value. MASE divides by their mean."""
     lag = season if len(y) > season else 1
-    found = float(np.abs(y[lag:] - y[:-lag]).mean())
-    return found or float(np.abs(y[lag:] - y[:-lag]).max()) or float(np.abs(y).max()) / 100 or 1.0
+    found: Array = np.abs(y[lag:] - y[:-lag])
+    return found
+
+
+def _scale(y: Array, season: int) -> float:
+    """The mean change over a season. Of a constant series, a hundredth of its size, or 1."""
+    found = changes(y, season)
+    return float(found.mean()) or float(found.max()) or float(np.abs(y).max()) / 100 or 1.0
 
 
 def _within(errors: Array, levels: tuple[float, float]) -> tuple[Array, Array]:

@@ -99,8 +99,8 @@ def train_panel(
         raise RunError(f"{folder / MODEL} could not be written: {error.strerror or error}") from None
     took = clock(time.monotonic() - begun)
     summary = (
-        f"{counted(len(lengths), 'series').removesuffix('s')} of {min(lengths):,} to {max(lengths):,} rows, "
-        f"{counted(horizon, 'row')} ahead; fitted in {took}."
+        f"{len(lengths):,} series of {min(lengths):,} to {max(lengths):,} rows, {counted(horizon, 'row')} ahead; "
+        f"fitted in {took}."
     )
     title = "Forecasts of a panel, made with retrograd"
     parts = sections(panel, model, settings, processes, summary)

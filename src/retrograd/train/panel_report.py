@@ -9,7 +9,7 @@ import numpy as np
 
 from .chart import Band, Chart, Line
 from .forecaster import SeriesSettings
-from .panel import NAMES, PanelModel
+from .panel import NAMES, PanelModel, changes
 from .panel_model import Array
 from .report import Block, Grid, Prose, Section, Table
 from .table import Panel
@@ -34,7 +34,7 @@ def methods(model: PanelModel) -> Section:
         f"{'from row to row' if model.season == 1 else f'to the value {model.season} rows earlier'}. The weights of "
         "the forecast are chosen by these errors, so the error of the combination is a little too low here. "
     )
-    if np.isfinite(model.coverage):
+    if model.coverage is not None:
         low, high = model.levels
         what += (
             f"The {100 * (high - low):.0f} % bands, made from the errors of half of the series, held "
@@ -91,24 +91,26 @@ def _forecasts(panel: Panel, model: PanelModel) -> list[Block]:
     every = len(panel.series) <= _MOST_CHARTS
     text = "All series" if every else "Series by their errors in validation"
     text += ": their last values, the forecast of the last horizon that was made without it, and the forecast."
-    return [Prose(text), *(Grid(title, [_chart(panel, model, key) for key in keys]) for title, keys in groups)]
+    return [Prose(text), *(Grid(title, _charts(panel, model, chosen)) for title, chosen in groups)]
 
 
 def charts(panel: Panel, model: PanelModel) -> list[Chart]:
     """The first forecasts."""
-    return [_chart(panel, model, key) for key in list(panel.series)[:_MOST_CHARTS]]
+    return _charts(panel, model, range(min(_MOST_CHARTS, len(panel.series))))
 
 
-def _chosen(panel: Panel, model: PanelModel) -> list[tuple[str, Sequence[str]]]:
-    """Groups of series for charts: all, or those with the largest, middle and smallest errors."""
-    keys = list(panel.series)
-    if len(keys) <= _MOST_CHARTS:
-        return [("Forecasts", keys)]
-    errors = {key: error for key in keys if (error := _error(panel, model, key)) is not None}
-    order = sorted(errors, key=lambda key: -errors[key])
+def _chosen(panel: Panel, model: PanelModel) -> list[tuple[str, Sequence[int]]]:
+    """Groups of series for charts, by index: all, or those with the largest, middle and smallest errors."""
+    count = len(panel.series)
+    if count <= _MOST_CHARTS:
+        return [("Forecasts", range(count))]
+    errors = {
+        at: error for at, values in enumerate(panel.series.values()) if (error := _error(values, model, at)) is not None
+    }
+    order = sorted(errors, key=lambda at: -errors[at])
     each = _MOST_CHARTS // 3
     if len(order) < _MOST_CHARTS:
-        return [(f"The first {_MOST_CHARTS} series", keys[:_MOST_CHARTS])]
+        return [(f"The first {_MOST_CHARTS} series", range(_MOST_CHARTS))]
     middle = (len(order) - each) // 2
     return [
         ("The largest errors", order[:each]),
@@ -117,37 +119,39 @@ def _chosen(panel: Panel, model: PanelModel) -> list[tuple[str, Sequence[str]]]:
     ]
 
 
-def _validated(panel: Panel, model: PanelModel, key: str) -> Array | None:
+def _validated(model: PanelModel, at: int) -> Array | None:
     """The forecast of a series' last values, made without them."""
     if model.validation is None:
         return None
-    found: Array = model.validation[model.ids.index(key)]
+    found: Array = model.validation[at]
     return found if np.isfinite(found).all() else None
 
 
-def _error(panel: Panel, model: PanelModel, key: str) -> float | None:
+def _error(values: Array, model: PanelModel, at: int) -> float | None:
     """The mean absolute error in validation, relative to the mean change from one season to the next."""
-    found, values = _validated(panel, model, key), panel.series[key]
+    found = _validated(model, at)
     if found is None:
         return None
-    lag = model.season if len(values) > model.season else 1
-    change = float(np.abs(values[lag:] - values[:-lag]).mean())
-    error = float(np.abs(values[-model.horizon :] - found).mean())
-    return error / change if change > 0 else None
+    error, change = np.abs(values[-model.horizon :] - found).mean(), changes(values, model.season).mean()
+    return float(error / change) if change > 0 else None
 
 
-def _chart(panel: Panel, model: PanelModel, key: str) -> Chart:
+def _charts(panel: Panel, model: PanelModel, chosen: Sequence[int]) -> list[Chart]:
+    keys = list(panel.series)  # in the order of the model's rows
+    return [_chart(panel, model, at, keys[at]) for at in chosen]
+
+
+def _chart(panel: Panel, model: PanelModel, at: int, key: str) -> Chart:
     values, times, steps = panel.series[key], panel.times[key], model.horizon
-    point, low, high = model.forecast()[key]
     shown = slice(-max(3 * steps, 2 * model.season, 12), None)
     past, before = values[shown], times.values[shown]
     ahead = np.concatenate([before[-1:], times.next(steps)])
-    lines = [Line("values", before, past), Line("forecast", ahead, np.append(past[-1], point))]
-    found, title = _validated(panel, model, key), key
-    if found is not None:
+    point, low, high = (np.append(past[-1], rows[at]) for rows in (model.point, model.low, model.high))
+    lines = [Line("values", before, past), Line("forecast", ahead, point)]
+    title = key
+    if (found := _validated(model, at)) is not None:
         lines.append(Line("forecast of the last values", times.values[-steps:], found, "dashed"))
-    if (error := _error(panel, model, key)) is not None:
+    if (error := _error(values, model, at)) is not None:
         title += f" · MASE {error:.2f}"
-    ends = np.append(past[-1], low), np.append(past[-1], high)
     percent = 100 * (model.levels[1] - model.levels[0])
-    return Chart(title, "", "", lines, [Band(f"{percent:.0f} % band", ahead, *ends, line=1)])
+    return Chart(title, "", "", lines, [Band(f"{percent:.0f} % band", ahead, low, high, line=1)])

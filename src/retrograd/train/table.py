@@ -176,25 +176,29 @@ def _read_series(
         cells = [row[sheet.names.index(known)] for row in sheet.cells]
         if time is not None or not all(map(str.isdecimal, cells)) or min(map(len, cells)) > 3:
             time = known  # of dates; short numbers count the rows
-    keep = [i for i in range(len(sheet.names)) if i != at and (known is None or i not in others)]
-    values: dict[str, Array] = {}
-    all_times: dict[str, Times] = {}
-    for key, chosen in rows.items():
+
+    def read(key: str, keep: Sequence[int], own: list[str]) -> tuple[dict[str, Array], Times, tuple[str, ...]]:
         part = Sheet(
             [sheet.names[i] for i in keep],
-            [[sheet.cells[row][i] for i in keep] for row in chosen],
-            [sheet.lines[row] for row in chosen],
+            [[sheet.cells[row][i] for i in keep] for row in rows[key]],
+            [sheet.lines[row] for row in rows[key]],
             sheet.delimiter,
         )
-        own: list[str] = []
         try:
-            found, all_times[key], used = _read_rows(name, part, gaps, decimal, time, own)
+            return _read_rows(name, part, gaps, decimal, time, own)
         except InputError as error:
             raise InputError(f"{error} (series {key!r})") from None
-        if not values and known is None:  # the first series shows which columns are the time
-            _leave_out(name, sheet, [i for i in others if sheet.names[i] not in used], target, notes)
-            keep = [i for i in keep if sheet.names[i] in (target, *used)]
-            own = [note for note in own if not note.startswith("Column ")]
+
+    keep = [i for i in range(len(sheet.names)) if i != at and (known is None or i not in others)]
+    if known is None:  # the first series shows which columns are the time
+        used = read(next(iter(rows)), keep, [])[2]
+        _leave_out(name, sheet, [i for i in others if sheet.names[i] not in used], target, notes)
+        keep = [i for i in keep if sheet.names[i] in (target, *used)]
+    values: dict[str, Array] = {}
+    all_times: dict[str, Times] = {}
+    for key in rows:
+        own: list[str] = []
+        found, all_times[key], _ = read(key, keep, own)
         if target not in found:
             raise InputError(f"{name}: column {target!r} of the series {key!r} has no numbers")
         values[key] = found[target]
